@@ -1,0 +1,35 @@
+# `make demo` and `make test` set up everything they need in .venv, inside this checkout.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+
+.PHONY: help demo test check format clean
+
+help:  ## what there is
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --constraint constraints.txt torch
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+demo: $(READY)  ## FedAvg, FedProx and FedKin race on real digits: table and figure
+	$(BIN)/fedkin run --out results
+	$(BIN)/fedkin report results/demo
+
+check: $(READY)  ## formatting, lint and types
+	$(BIN)/ruff format --check src tests
+	$(BIN)/ruff check src tests
+	$(BIN)/mypy
+
+test: check  ## check, then the tests
+	$(BIN)/pytest -n 2
+
+format: $(READY)  ## format the code and mend what lint can mend
+	$(BIN)/ruff format src tests
+	$(BIN)/ruff check --fix src tests
+
+clean:  ## remove the environment and caches
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

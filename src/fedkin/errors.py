@@ -1,0 +1,22 @@
+"""The one error a user is meant to read."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class BadInput(ValueError):  # noqa: N818 - reads as what it is: bad input
+    """Something the user gave cannot be used; the message says what, and the way out, in one sentence.
+
+    The command line prints the message and exits with code 2. From Python it is a `ValueError`.
+    """
+
+
+def nearest(word: str, valid: Iterable[str]) -> str:
+    """Say which of the valid words was probably meant: `" (did you mean 'beta'?)"`, or list them all.
+
+    >>> nearest("betta", ["alpha", "beta"])
+    " (did you mean 'beta'?)"
+    """
+    words = sorted(valid)
+    close = get_close_matches(word, words, n=1, cutoff=0.6)
+    return f" (did you mean '{close[0]}'?)" if close else f" (choose from: {', '.join(words)})"
