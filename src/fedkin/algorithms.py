@@ -1,0 +1,195 @@
+"""The algorithms: FedAvg, FedProx, FedKin and FedSGD are one local rule with three knobs.
+
+    w ← w − γ · ( ∇fᵢ( β·w + (1−β)·uᵢ ) + α·(w − w̄) )
+
+β = 1, α = 0 is FedAvg; α > 0 is FedProx; β < 1 is the paper's algorithm, which we call FedKin: clients learn from
+their kin. A new algorithm is one small class: hyper-parameters as frozen fields, and whichever hooks it changes.
+
+The hooks are pure: named tensors go in and come out. Tensors have the client before the last axis, (…, clients,
+parameters); axes in front of it are lanes, runs that are executed together with hyper-parameters of their own.
+The same object drives the engine and a real federation, there with a single client in the stack.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedkin.errors import BadInput, nearest
+from fedkin.graph import SimilarityGraph
+from fedkin.local import Local
+from fedkin.schedules import Schedule
+
+Hyper = Any  # a float, a Schedule over rounds, or (inside the engine) a tensor with an entry a lane
+Vector = Any  # parameters of a stack of clients: anything with + − and × by a hyper-parameter
+Tensors = dict[str, Tensor]
+Who = NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Algorithm:
+    """The family, with FedAvg's behaviour in every hook that a member does not change.
+
+    step_size  γ > 0, a number or a schedule
+    """
+
+    step_size: Hyper = 1e-3
+    alpha: ClassVar[Hyper] = 0.0
+    beta: ClassVar[Hyper] = 1.0
+
+    def __post_init__(self) -> None:
+        check_range(self.step_size, "step_size", above=0)
+
+    def at(self, round: int) -> Self:
+        """This algorithm in one round: every schedule replaced by its value there."""
+        now = {f.name: v(round) for f in fields(self) if isinstance(v := getattr(self, f.name), Schedule)}
+        return replace(self, **now) if now else self
+
+    def work(self, local: Local) -> Local:
+        """The local work of a round, given what was asked for."""
+        return local
+
+    def start(self, model: Tensor, clients: int) -> Tensors:
+        """The server's state before the first round, from the first global model w̄ (…, P)."""
+        return {"model": model}
+
+    def remember(self, model: Tensor, clients: int) -> Tensors:
+        """What the clients keep to themselves between rounds, at the start: tensors (…, C, …), or nothing."""
+        return {}
+
+    def send(self, server: Tensors, graph: SimilarityGraph, who: Who) -> Tensors:
+        """What each of the chosen clients receives: tensors (…, len(who), P)."""
+        model = server["model"].unsqueeze(-2)
+        return {"model": model.expand(*model.shape[:-2], len(who), -1)}
+
+    def step(
+        self, w: Vector, got: dict[str, Vector], memory: Tensors, gradient: Callable[[Vector], Vector]
+    ) -> tuple[Vector, Tensors]:
+        """One local step. `gradient(v)` is ∇fᵢ(v) on the batch at hand, with the L2 penalty, clipped."""
+        u = got.get("anchor", got["model"])
+        w = w - self.step_size * (gradient(self.beta * w + (1 - self.beta) * u) + self.alpha * (w - got["model"]))
+        return w, memory
+
+    def reply(self, w: Tensor, got: Tensors, memory: Tensors, steps: Tensor) -> Tensors:
+        """What each client sends back after its steps: tensors (…, len(who), P)."""
+        return {"model": w}
+
+    def combine(self, server: Tensors, replies: Tensors, who: Who, p: Tensor) -> Tensors:
+        """The server's new state. `p` are the weights of those present, summing to 1: w̄ ← Σ pᵢ wᵢ."""
+        return {"model": average(p, replies["model"])}
+
+
+def average(p: Tensor, models: Tensor) -> Tensor:
+    """Σ pᵢ wᵢ over the client axis: (m,) and (…, m, P) to (…, P)."""
+    return (p @ models) if models.dim() == 2 else torch.einsum("m,...mp->...p", p, models)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedAvg(Algorithm):
+    """w ← w − γ ∇fᵢ(w), then w̄ ← Σ pᵢ wᵢ."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedProx(Algorithm):
+    """w ← w − γ (∇fᵢ(w) + α (w − w̄)): clients are held near the global model.
+
+    alpha  α ≥ 0; 0 is FedAvg
+    """
+
+    alpha: Hyper = 0.1  # type: ignore[misc]  # a knob here, fixed in the family
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range(self.alpha, "alpha", at_least=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedKin(Algorithm):
+    """w ← w − γ ∇fᵢ(β w + (1−β) uᵢ), where uᵢ = Σₙ (p_in/pᵢ) wₙ averages the last models of i's neighbours.
+
+    beta    β ∈ (0, 1]; 1 is FedAvg
+    absent  what a neighbour that was not in the last round counts as: the `global` model, or the `last` model it
+            sent (the global one until it has sent any)
+
+    The server keeps the models it may still need: `owners` says whose they are. What a client's neighbourhood lacks
+    in it is taken of the new w̄, so that Σ pᵢ uᵢ = w̄ holds (Lemma 1) however few took part.
+    """
+
+    beta: Hyper = 0.5  # type: ignore[misc]  # a knob here, fixed in the family
+    absent: str = "global"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range(self.beta, "beta", above=0, at_most=1)
+        if self.absent not in ("global", "last"):
+            raise BadInput(f"unknown absent '{self.absent}': choose global or last")
+
+    def start(self, model: Tensor, clients: int) -> Tensors:
+        """w̄, and nobody's last model yet: every u starts as w̄."""
+        nobody = torch.zeros(0, dtype=torch.int64)
+        return {"model": model, "owners": nobody, "models": model.new_zeros(*model.shape[:-1], 0, model.shape[-1])}
+
+    def send(self, server: Tensors, graph: SimilarityGraph, who: Who) -> Tensors:
+        """w̄, and each client's own uᵢ unless the graph has no edges (then u = w̄ and need not be sent)."""
+        got = super().send(server, graph, who)
+        if graph.has_edges:
+            rows = graph.mixing_rows(who, server["owners"].numpy())
+            rest = torch.as_tensor(1 - rows.sum(axis=1, keepdims=True)).to(got["model"])
+            mixing = torch.as_tensor(rows).to(got["model"])
+            got["anchor"] = mixing @ server["models"] + rest * server["model"].unsqueeze(-2)
+        return got
+
+    def combine(self, server: Tensors, replies: Tensors, who: Who, p: Tensor) -> Tensors:
+        """Average, and keep the models sent, in the order of their owners' numbers."""
+        owners, models = torch.as_tensor(who), replies["model"]
+        if self.absent == "last":
+            kept = ~torch.isin(server["owners"], owners)
+            owners = torch.cat([server["owners"][kept], owners])
+            models = torch.cat([server["models"][..., kept, :], models], dim=-2)
+        order = torch.argsort(owners)
+        if not torch.equal(order, torch.arange(len(owners))):
+            owners, models = owners[order], models[..., order, :]
+        return {"model": average(p, replies["model"]), "owners": owners, "models": models}
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedSGD(Algorithm):
+    """One gradient step a round on all of the client's data: w̄ ← w̄ − γ Σ pᵢ ∇fᵢ(w̄). Epochs and batches play no part."""
+
+    def work(self, local: Local) -> Local:
+        """A single step on a single batch."""
+        return replace(local, epochs=1, steps=1, batch_size=None)
+
+
+ALGORITHMS: dict[str, type[Algorithm]] = {"fedavg": FedAvg, "fedprox": FedProx, "fedkin": FedKin, "fedsgd": FedSGD}
+
+
+def algorithm_named(name: str) -> type[Algorithm]:
+    """The class of an algorithm by its name in lower case."""
+    try:
+        return ALGORITHMS[name]
+    except KeyError:
+        raise BadInput(f"unknown algorithm '{name}'{nearest(name, ALGORITHMS)}") from None
+
+
+def check_range(
+    value: Hyper, name: str, *, above: float | None = None, at_least: float | None = None, at_most: float | None = None
+) -> None:
+    """Raise unless a hyper-parameter, or both ends of its schedule, lie in the range. Lanes were checked one by one."""
+    if isinstance(value, Tensor):
+        return
+    low = "" if above is None and at_least is None else f"above {above}" if at_least is None else f"at least {at_least}"
+    high = "" if at_most is None else f"at most {at_most}"
+    for v in value.values if isinstance(value, Schedule) else (value,):
+        inside = (
+            np.isfinite(v)
+            and (above is None or v > above)
+            and (at_least is None or v >= at_least)
+            and (at_most is None or v <= at_most)
+        )
+        if not inside:
+            raise BadInput(f"{name} = {v:g} is out of range: it must be {' and '.join(filter(None, (low, high)))}")

@@ -1,0 +1,96 @@
+"""The command `fedkin`."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from fedkin.errors import BadInput
+
+app = typer.Typer(
+    help="Federated learning for clients whose data differ.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+File = Annotated[Path | None, typer.Argument(metavar="[FILE]", help="Experiment as TOML; none: the embedded default.")]
+Set = Annotated[list[str], typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of the file; repeatable.")]
+Data = Annotated[
+    Path | None,
+    typer.Option("--data", metavar="DIR", envvar="FEDKIN_DATA", help="Where NAME.npz data files lie or are put."),
+]
+Out = Annotated[Path, typer.Option("--out", metavar="DIR", help="Where results are put.")]
+
+
+@app.command()
+def run(
+    file: File = None,
+    settings: Set = [],  # noqa: B006 - typer copies it
+    out: Out = Path("results"),
+    data: Data = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Do runs again that are already there.")] = False,
+) -> None:
+    """Carry out an experiment. Finished runs are kept, interrupted ones continue."""
+    from fedkin import experiment, progress
+
+    with progress.shown(console()) as listener:
+        results = experiment.run(file, overrides=settings, out=out, data=data, listener=listener, fresh=fresh)
+    folder = results[0].folder
+    assert folder is not None
+    console().print(f"Results are in {folder.parent}. Compare them: fedkin report {folder.parent}", soft_wrap=True)
+
+
+@app.command()
+def graph(
+    file: File = None,
+    settings: Set = [],  # noqa: B006 - typer copies it
+    out: Out = Path("results"),
+    data: Data = None,
+) -> None:
+    """Show a federation before training: sizes, class mix, misalignment, spectrum."""
+    from fedkin import overview, progress
+
+    with progress.shown(console()) as listener:
+        views = overview.views(file, overrides=settings, out=out, data=data, listener=listener)
+    for view in views:
+        console().print(view)
+
+
+@app.command()
+def report(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder with results.")] = Path("results"),
+    out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Where to put the files; none: DIR.")] = None,
+) -> None:
+    """Compare runs: a table, and the curves of loss and accuracy."""
+    from fedkin import report as reports
+
+    runs = reports.collect(folder)
+    for name in dict.fromkeys(r.experiment for r in runs):
+        console().print(reports.table([r for r in runs if r.experiment == name]).rich())
+    for path in reports.write(folder, out):
+        console().print(f"wrote {path}", soft_wrap=True, highlight=False)
+
+
+def console() -> Console:
+    """Standard output, wide enough for a table when it is not a terminal."""
+    return Console(width=None if sys.stdout.isatty() else 160)
+
+
+def main() -> None:
+    """Run the command; bad input is one sentence and exit code 2."""
+    try:
+        app()
+    except BadInput as error:
+        Console(stderr=True).print(f"fedkin: {error}", markup=False, highlight=False, soft_wrap=True)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        Console(stderr=True).print("\nstopped; the same command continues")
+        sys.exit(130)
+    except BrokenPipeError:
+        # The reader of our output has gone (`fedkin … | head`): nothing is wrong, and nothing more can be said.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)

@@ -1,0 +1,254 @@
+"""Carry out experiments: from a configuration to run folders, or from Python objects to a result."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from fedkin import datasets, metrics, records
+from fedkin.algorithms import Algorithm
+from fedkin.config import Experiment, Plan, plans
+from fedkin.engine import Simulation, State
+from fedkin.errors import BadInput
+from fedkin.federation import Federation
+from fedkin.graph import SimilarityGraph, build_graph
+from fedkin.local import Local
+from fedkin.models import Model, build_model
+from fedkin.partition import federate
+from fedkin.progress import Listener, Silent
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Record = dict[str, Any]
+
+CHECKPOINT_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished run: its rounds as arrays, what they come to, and the global model w̄ (P,)."""
+
+    name: str
+    rounds: list[Record]
+    summary: Record
+    model: Tensor = field(repr=False)
+    folder: Path | None = None
+
+    def __getattr__(self, name: str) -> NDArray[np.float64]:
+        """Any measured quantity over the rounds: `run.test_accuracy`, `run.train_loss`, …"""
+        if name.startswith("_") or not self.rounds or name not in self.rounds[0]:
+            raise AttributeError(name)
+        return np.array([np.nan if r[name] is None else r[name] for r in self.rounds], dtype=np.float64)
+
+    def rounds_to(self, threshold: float) -> int | None:
+        """The first round after which the testing accuracy is at least the threshold."""
+        return metrics.rounds_to(threshold, self.test_accuracy)
+
+    def plot(self, path: Path | str | None = None) -> "Figure":
+        """Accuracy and loss over the rounds, saved if a path is given."""
+        return plot([self], path)
+
+
+def plot(results: Sequence[Result], path: Path | str | None = None) -> "Figure":
+    """The curves of several results in one figure, saved if a path is given (png, pdf, svg)."""
+    from fedkin import report  # matplotlib is slow to import and not needed to train
+
+    figure = report.curves([report.Run.of(r.name, r.rounds, r.summary) for r in results])
+    if path is not None:
+        figure.savefig(path)
+    return figure
+
+
+def train(
+    federation: Federation,
+    algorithm: Algorithm,
+    *,
+    model: str | nn.Module | Model = "softmax",
+    graph: str | SimilarityGraph = "similarity",
+    weights: str = "adjacency",
+    local: Local | None = None,
+    rounds: int = 100,
+    take_part: int | None = None,
+    threshold: float = 0.75,
+    seed: int = 0,
+) -> Result:
+    """Train a model on a federation held in memory, and keep everything in memory."""
+    if isinstance(graph, str):
+        graph = build_graph(federation, graph, seed=seed)
+    if isinstance(model, str | nn.Module):
+        model = build_model(federation, model)
+    p = graph.weights(weights, federation.train.sizes)
+    simulation = Simulation(federation, model, algorithm, graph, p, local or Local(), take_part, seed)
+    done: list[Record] = []
+    state = _play(simulation, simulation.start(), rounds, lambda _, record: done.append(record))
+    name = type(algorithm).__name__
+    return Result(name, done, _summary(algorithm, done, threshold), state.server["model"])
+
+
+def _play(simulation: Simulation, state: State, rounds: int, after: Any) -> State:
+    """Rounds until all are done or the loss is no longer finite."""
+    while state.round < rounds:
+        began = time.perf_counter()
+        state = simulation.advance(state)
+        measured = metrics.measure(simulation.model, state.server["model"], simulation.federation, simulation.local.l2)
+        record = {"round": state.round - 1, **measured, "seconds": round(time.perf_counter() - began, 6)}
+        after(state, record)
+        if not np.isfinite(measured["train_loss"]):
+            break
+    return state
+
+
+def _summary(algorithm: Algorithm, done: list[Record], threshold: float) -> Record:
+    return {"algorithm": type(algorithm).__name__.lower(), **records.summarise(done, threshold)}
+
+
+def run(
+    source: Path | str | Mapping[str, Any] | None = None,
+    *,
+    overrides: Sequence[str] = (),
+    out: Path | str = "results",
+    data: Path | str | None = None,
+    listener: Listener | None = None,
+    fresh: bool = False,
+) -> list[Result]:
+    """Carry out all runs of an experiment: a TOML file, a dictionary, or None for the embedded default.
+
+    Finished runs are kept and interrupted ones continue. A run that diverges ends; the others go on.
+    """
+    listener = listener or Silent()
+    todo = plans(source, overrides)
+    listener.grid(len(todo))
+    preparation = Preparation(Path(data) if data else None, listener)
+    return [_run(plan, Path(out), preparation, fresh) for plan in todo]
+
+
+def _run(plan: Plan, out: Path, preparation: "Preparation", fresh: bool) -> Result:
+    config, listener = plan.config, preparation.listener
+    folder = records.RunFolder(out / config.name / plan.name)
+    with folder.opened(config.model_dump(mode="json", by_alias=True), fresh=fresh):
+        if kept := _kept(folder, config, plan.name):
+            listener.end(plan.name, kept.summary, True)
+            return kept
+        if config.threads:
+            torch.set_num_threads(config.threads)
+        simulation = preparation.simulation(config)
+        state, done = folder.resume(simulation.device)
+        folder.keep_records(done)
+        listener.begin(plan.name, config.rounds, len(done))
+        saved = time.monotonic()
+
+        def after(state: State, record: Record) -> None:
+            nonlocal saved
+            folder.append(record)
+            done.append(record)
+            due = state.round % config.checkpoint_every == 0 or time.monotonic() - saved > CHECKPOINT_SECONDS
+            if due and state.round < config.rounds:
+                folder.save(state)
+                saved = time.monotonic()
+            listener.round(plan.name, record)
+
+        state = _play(simulation, state or simulation.start(), config.rounds, after)
+        summary = describe(plan, done)
+        folder.finish(summary, state.server["model"])
+        listener.end(plan.name, summary, False)
+        return Result(plan.name, done, summary, state.server["model"], folder.path)
+
+
+def _kept(folder: records.RunFolder, config: Experiment, name: str) -> Result | None:
+    """The result in the folder, if the run has ended and everything of it is sound."""
+    summary, done, model = folder.summary(), folder.records(), records.read_tensors(folder.path / "model.safetensors")
+    if summary is None or model is None or len(done) != summary.get("rounds"):
+        return None
+    if summary["status"] == "finished" and len(done) != config.rounds:
+        return None
+    return Result(name, done, summary, model[0]["model"], folder.path)
+
+
+def describe(plan: Plan, done: list[Record]) -> Record:
+    """The content of summary.json."""
+    config = plan.config
+    return {
+        "experiment": config.name,
+        "run": plan.name,
+        "algorithm": config.algorithm.name,
+        "hyperparameters": {
+            "step_size": config.local.model_dump(mode="json", by_alias=True)["step_size"],
+            **(config.algorithm.model_extra or {}),
+        },
+        **records.summarise(done, config.threshold),
+    }
+
+
+class Preparation:
+    """What runs need, made from their configurations. Runs of a grid that follow each other share what they can."""
+
+    def __init__(self, data: Path | None = None, listener: Listener | None = None) -> None:
+        self.data = data
+        self.listener = listener or Silent()
+        # One of each is kept: CIFAR-10 is 700 MB, and runs that share a federation follow each other.
+        self._federation: tuple[Any, Federation] | None = None
+        self._graph: tuple[Any, SimilarityGraph] | None = None
+
+    def simulation(self, config: Experiment) -> Simulation:
+        """Everything a run needs."""
+        federation, graph = self.federation(config), self.graph(config)
+        section = config.model
+        settings = {"mlp": {"hidden": section.hidden}, "softmax": {}}.get(section.kind, section.args)
+        return Simulation(
+            federation,
+            build_model(federation, section.kind, **settings),
+            config.algorithm.build(config.local.step_size),
+            graph,
+            graph.weights(config.graph.weights, federation.train.sizes),
+            config.local.work(),
+            None if config.take_part == "all" else config.take_part,
+            config.seed,
+        )
+
+    def federation(self, config: Experiment) -> Federation:
+        """The clients' data, on the device."""
+        key = (config.data, config.partition, config.seed, config.device)
+        if self._federation is None or self._federation[0] != key:
+            self._federation = None  # let go of the old one before the new one is made
+            self._federation = (key, self._make_federation(config))
+        return self._federation[1]
+
+    def _make_federation(self, config: Experiment) -> Federation:
+        self.listener.doing(f"loading {config.data.source}")
+        dataset = datasets.load(config.data.source, self.data, seed=config.seed)
+        split = config.partition
+        federation = federate(
+            dataset,
+            clients=split.clients,
+            class_imbalance=split.class_imbalance,
+            size_imbalance=split.size_imbalance,
+            scheme=split.scheme,
+            group=split.group,
+            preprocess=config.data.preprocess,
+            seed=config.seed,
+        )
+        try:
+            return federation.to(config.device)
+        except (RuntimeError, AssertionError) as error:
+            reason = str(error).splitlines()[0]
+            raise BadInput(f"device = '{config.device}' cannot be used here ({reason}): use device = 'cpu'") from None
+
+    def graph(self, config: Experiment) -> SimilarityGraph:
+        """Who is kin to whom."""
+        federation = self.federation(config)
+        section = config.graph
+        key = (config.data, config.partition, config.seed, section.kind, section.pixels, section.floor)
+        if self._graph is None or self._graph[0] != key:
+            self.listener.doing(f"building the {section.kind} graph of {len(federation.train)} clients")
+            graph = build_graph(
+                federation, section.kind, pixels=section.pixels, floor=section.floor, seed=config.seed
+            )
+            self._graph = (key, graph)
+        return self._graph[1]

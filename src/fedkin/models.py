@@ -1,0 +1,312 @@
+"""Models: functions of one flat parameter vector.
+
+A model says how many parameters it has, where they start, and gives class scores and gradients for stacks of
+clients: parameters (…, P) against samples (…, B, D). Softmax regression and the one-hidden-layer network have
+hand-derived gradients; any `torch.nn.Module` goes through `torch.func`.
+"""
+
+import importlib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from fedkin.errors import BadInput, nearest
+from fedkin.federation import Federation
+
+
+class Model(Protocol):
+    """What the engine asks of a model."""
+
+    @property
+    def size(self) -> int:
+        """P, the number of parameters."""
+
+    def start(self, seed: int) -> Tensor:
+        """Parameters to begin with, (P,), fixed by the seed."""
+
+    def scores(self, w: Tensor, x: Tensor) -> Tensor:
+        """Class scores z of samples x (…, B, D) under parameters w (…, P): (…, B, K)."""
+
+    def gradient(self, w: Tensor, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+        """∇_w Σ_b weight_b · ℓ(w; x_b, y_b) with ℓ the cross-entropy, (…, P).
+
+        w (…, P), x (…, B, D), y and weight (…, B). The weights of a batch sum to 1.
+        """
+
+
+def residual(z: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+    """∂/∂z of the weighted cross-entropy: weight · (softmax(z) − onehot(y)), (…, B, K)."""
+    r = torch.softmax(z, dim=-1)
+    r.scatter_add_(-1, y.unsqueeze(-1).expand(*r.shape[:-1], 1), r.new_full((), -1.0).expand(*r.shape[:-1], 1))
+    return r.mul_(weight.unsqueeze(-1))
+
+
+def linear_start(inputs: int, outputs: int) -> Tensor:
+    """A layer's weights (outputs × inputs) and then its biases, flat, as `nn.Linear` begins: U(±1/√inputs)."""
+    layer = nn.Linear(inputs, outputs)
+    return torch.cat([layer.weight.detach().reshape(-1), layer.bias.detach()])
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Where a linear layer z = W x + b lies in the flat vector: W (outputs, inputs) from `first` on, then b (outputs).
+
+    W has a row an output because the products x Wᵀ and rᵀ x are then several times faster than with a column.
+    """
+
+    inputs: int
+    outputs: int
+    first: int = 0
+
+    @property
+    def end(self) -> int:
+        """Where the next layer begins."""
+        return self.first + (self.inputs + 1) * self.outputs
+
+    def weight(self, w: Tensor) -> Tensor:
+        """W, (…, outputs, inputs)."""
+        cut = self.first + self.inputs * self.outputs
+        return w[..., self.first : cut].unflatten(-1, (self.outputs, self.inputs))
+
+    def bias(self, w: Tensor) -> Tensor:
+        """b, (…, 1, outputs)."""
+        return w[..., None, self.end - self.outputs : self.end]
+
+    def forward(self, w: Tensor, x: Tensor) -> Tensor:
+        """x Wᵀ + b, (…, B, outputs)."""
+        return x @ self.weight(w).mT + self.bias(w)
+
+    def backward(self, x: Tensor, r: Tensor, into: Tensor) -> None:
+        """Write the gradient for r = ∂loss/∂z into its place: ∂W = rᵀ x, ∂b = Σ r."""
+        torch.matmul(r.mT, x, out=self.weight(into))
+        torch.sum(r, dim=-2, keepdim=True, out=self.bias(into))
+
+
+@dataclass(frozen=True)
+class Softmax:
+    """Softmax regression: z = W x + b. With an L2 penalty its loss is strongly convex."""
+
+    features: int
+    classes: int
+
+    @property
+    def layer(self) -> Layer:
+        """The only layer."""
+        return Layer(self.features, self.classes)
+
+    @property
+    def size(self) -> int:
+        """(D + 1)·K."""
+        return self.layer.end
+
+    def start(self, seed: int) -> Tensor:
+        """As `nn.Linear` begins."""
+        with seeded(seed):
+            return linear_start(self.features, self.classes)
+
+    def scores(self, w: Tensor, x: Tensor) -> Tensor:
+        """x Wᵀ + b."""
+        return self.layer.forward(w, x)
+
+    def gradient(self, w: Tensor, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+        """With r the residual: ∂W = rᵀ x, ∂b = Σ r."""
+        g = torch.empty_like(w, memory_format=torch.contiguous_format)
+        self.layer.backward(x, residual(self.scores(w, x), y, weight), into=g)
+        return g
+
+
+@dataclass(frozen=True)
+class MLP:
+    """A network with one hidden layer of rectified linear units: z = W₂·max(0, W₁x + b₁) + b₂."""
+
+    features: int
+    classes: int
+    hidden: int = 128
+
+    def __post_init__(self) -> None:
+        if self.hidden < 1:
+            raise BadInput(f"hidden = {self.hidden} is out of range: it must be at least 1")
+
+    @property
+    def layers(self) -> tuple[Layer, Layer]:
+        """First the hidden layer, then the output."""
+        hidden = Layer(self.features, self.hidden)
+        return hidden, Layer(self.hidden, self.classes, hidden.end)
+
+    @property
+    def size(self) -> int:
+        """(D + 1)·H + (H + 1)·K."""
+        return self.layers[1].end
+
+    def start(self, seed: int) -> Tensor:
+        """Both layers as `nn.Linear` begins."""
+        with seeded(seed):
+            return torch.cat([linear_start(self.features, self.hidden), linear_start(self.hidden, self.classes)])
+
+    def scores(self, w: Tensor, x: Tensor) -> Tensor:
+        """Forward pass."""
+        hidden, output = self.layers
+        return output.forward(w, hidden.forward(w, x).relu_())
+
+    def gradient(self, w: Tensor, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+        """With h the hidden units, r the residual and s = (r W₂)·[h > 0]: ∂W₂ = rᵀ h, ∂W₁ = sᵀ x."""
+        hidden, output = self.layers
+        h = hidden.forward(w, x).relu_()
+        r = residual(output.forward(w, h), y, weight)
+        s = (r @ output.weight(w)).mul_(h > 0)
+        g = torch.empty_like(w, memory_format=torch.contiguous_format)
+        output.backward(h, r, into=g)
+        hidden.backward(x, s, into=g)
+        return g
+
+
+@dataclass(frozen=True)
+class Module:
+    """Any `torch.nn.Module` without buffers (so without batch normalisation) that maps samples to class scores.
+
+    make   builds the module; called once, with the seed in force, so its initial parameters are the start
+    shape  of one sample as the module expects it, without the batch axis
+    """
+
+    make: Callable[[], nn.Module]
+    shape: tuple[int, ...]
+    classes: int
+    net: nn.Module = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        net = self._built(0)
+        if stateful := [name for name, _ in net.named_buffers()]:
+            raise BadInput(
+                f"the module keeps running statistics ({stateful[0]}), which clients cannot average as parameters: "
+                "use GroupNorm or LayerNorm instead of BatchNorm"
+            )
+        if not any(True for _ in net.parameters()):
+            raise BadInput("the module has no parameters to train")
+        object.__setattr__(self, "net", net)
+        try:
+            out = net.eval()(torch.zeros(2, *self.shape))
+        except Exception as error:
+            raise BadInput(f"the module does not take samples of shape {self.shape}: {error}") from error
+        if tuple(out.shape) != (2, self.classes):
+            raise BadInput(
+                f"the module gives {tuple(out.shape[1:])} scores a sample instead of ({self.classes},): "
+                "its last layer must have one output a class"
+            )
+
+    def _built(self, seed: int) -> nn.Module:
+        with seeded(seed):
+            net = self.make()
+        if not isinstance(net, nn.Module):
+            raise BadInput(f"the model factory returned a {type(net).__name__} instead of a torch.nn.Module")
+        return net.float()
+
+    @property
+    def size(self) -> int:
+        """Over all parameters of the module."""
+        return sum(p.numel() for p in self.net.parameters())
+
+    def start(self, seed: int) -> Tensor:
+        """As the module initialises itself under the seed."""
+        return torch.cat([p.detach().reshape(-1) for p in self._built(seed).parameters()])
+
+    def named(self, w: Tensor) -> dict[str, Tensor]:
+        """The flat vector (P,) as the module's named parameters."""
+        shapes = {name: p.shape for name, p in self.net.named_parameters()}
+        pieces = w.split([math.prod(s) for s in shapes.values()])
+        return {name: piece.view(s) for (name, s), piece in zip(shapes.items(), pieces, strict=True)}
+
+    def _apply(self, w: Tensor, x: Tensor) -> Tensor:
+        samples = x.reshape(*x.shape[:-1], *self.shape)
+        return torch.func.functional_call(self.net, self.named(w), (samples,))  # type: ignore[no-any-return]
+
+    def scores(self, w: Tensor, x: Tensor) -> Tensor:
+        """The module's output, in evaluation mode."""
+        self.net.eval()
+        return self._stacked(self._apply, w, x)
+
+    def gradient(self, w: Tensor, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+        """By reverse-mode differentiation, with the module in training mode."""
+        self.net.train()
+
+        def loss(w: Tensor, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+            each = nn.functional.cross_entropy(self._apply(w, x), y, reduction="none")
+            return (each * weight).sum()
+
+        return self._stacked(torch.func.grad(loss), w, x, y, weight)
+
+    def _stacked(self, function: Callable[..., Tensor], w: Tensor, x: Tensor, *rest: Tensor) -> Tensor:
+        """Map a function of one client's (P,), (B, D), (B,)… over the leading axes that w has."""
+        lead = w.shape[:-1]
+        if math.prod(lead) == 1:
+            one = function(w.reshape(-1), x.reshape(x.shape[-2:]), *(r.reshape(-1) for r in rest))
+            return one.reshape(*lead, *one.shape)
+        for axis in reversed(range(len(lead))):
+            # x and the rest may lack leading axes, or have them with length 1: then all share them.
+            dims = [_mapped(t, axis, len(lead), trailing) for t, trailing in _with_trailing(x, rest)]
+            function = torch.func.vmap(function, in_dims=(0, *dims), randomness="different")
+        squeezed = [_squeezed(t, len(lead), trailing) for t, trailing in _with_trailing(x, rest)]
+        return function(w, *squeezed)
+
+
+def _with_trailing(x: Tensor, rest: tuple[Tensor, ...]) -> list[tuple[Tensor, int]]:
+    return [(x, 2), *((r, 1) for r in rest)]
+
+
+def _mapped(t: Tensor, axis: int, leading: int, trailing: int) -> int | None:
+    own = axis - (leading - (t.dim() - trailing))
+    return 0 if own >= 0 and t.shape[own] > 1 else None
+
+
+def _squeezed(t: Tensor, leading: int, trailing: int) -> Tensor:
+    return t.reshape(*(n for n in t.shape[: t.dim() - trailing] if n > 1), *t.shape[t.dim() - trailing :])
+
+
+class seeded:  # noqa: N801 - used as a context manager, like a function
+    """Run PyTorch's random numbers from a seed inside the block, and leave them as they were outside."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+
+    def __enter__(self) -> None:
+        self.before = torch.random.get_rng_state()
+        torch.manual_seed(self.seed)
+
+    def __exit__(self, *_: object) -> None:
+        torch.random.set_rng_state(self.before)
+
+
+def build_model(federation: Federation, kind: str | nn.Module = "softmax", **settings: Any) -> Model:
+    """A model for a federation.
+
+    kind  `softmax`; `mlp` (settings: hidden, default 128); `package.module:name`, which is imported and called with
+          the settings; or a `torch.nn.Module` object
+    """
+    features, classes = federation.features, federation.classes
+    if isinstance(kind, nn.Module):
+        state = {name: value.clone() for name, value in kind.state_dict().items()}
+
+        def again() -> nn.Module:
+            kind.load_state_dict(state)
+            return kind
+
+        return Module(again, federation.shape, classes)
+    if kind == "softmax":
+        return Softmax(features, classes, **settings)
+    if kind == "mlp":
+        return MLP(features, classes, **settings)
+    if ":" not in kind:
+        names = nearest(kind, ["softmax", "mlp"])
+        raise BadInput(f"unknown model '{kind}'{names}: or give an import path such as mypackage.models:Net")
+    where, name = kind.split(":", 1)
+    try:
+        factory = getattr(importlib.import_module(where), name)
+    except (ImportError, AttributeError) as error:
+        raise BadInput(f"the model '{kind}' cannot be imported ({error}): check the path and PYTHONPATH") from None
+    try:
+        return Module(lambda: factory(**settings), federation.shape, classes)
+    except TypeError as error:
+        raise BadInput(f"the model '{kind}' cannot be built with {settings}: {error}") from None
