@@ -385,9 +385,10 @@ def _cache_dir() -> Path:
 
 def _read(path: Path) -> dict[str, Array]:
     try:
-        with np.load(path, allow_pickle=False) as file:
-            if not isinstance(file, np.lib.npyio.NpzFile):
-                raise BadInput(f"{path} holds a single array, not an npz archive: write it with numpy.savez")
+        file = np.load(path, allow_pickle=False)
+        if isinstance(file, np.ndarray):
+            raise BadInput(f"{path} holds a single array, not an npz archive: write it with numpy.savez")
+        with file:
             arrays = {key: file[key] for key in file.files}
     except BadInput:
         raise
