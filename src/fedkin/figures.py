@@ -1,0 +1,330 @@
+"""Pictures: the style they share, how they are saved, and a federation with its graph before training.
+
+Figures are plain `matplotlib.figure.Figure` objects. Nothing here touches pyplot, so a figure can be made
+in a notebook or on a server without a display, and leaves no window or global figure behind.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.ticker import LogFormatterSciNotation, LogLocator, MaxNLocator, NullFormatter, NullLocator
+from numpy.typing import ArrayLike, NDArray
+
+from fedkin.errors import BadInput
+
+INK = "#222222"
+MUTED = "#6b6b6b"
+ACCENT = "#2a6f97"
+WIDTH = 8.0  # inches: at 100 dots an inch this is the 800 pixels the text sizes below are chosen for
+
+_STYLE: Any = {  # matplotlib types its keys as a list of literals that grows with every version
+    "font.family": "DejaVu Sans",  # comes with matplotlib, has Greek letters: the same picture everywhere
+    "font.size": 10,
+    "axes.titlesize": 10,
+    "axes.labelsize": 10,
+    "xtick.labelsize": 9,
+    "ytick.labelsize": 9,
+    "legend.fontsize": 9,
+    "figure.titlesize": 11,
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": MUTED,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "axes.linewidth": 0.8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#e6e6e6",
+    "grid.linewidth": 0.7,
+    "lines.linewidth": 1.7,
+    "lines.solid_capstyle": "round",
+    "legend.frameon": False,
+    "figure.facecolor": "white",
+    "savefig.facecolor": "white",
+    "savefig.bbox": "standard",
+    "pdf.fonttype": 42,  # text stays text: searchable, editable
+    "svg.hashsalt": "fedkin",
+}
+
+
+@contextmanager
+def style() -> Iterator[None]:
+    """The look every figure shares, within a `with` block; the caller's settings come back after it."""
+    with mpl.rc_context():
+        # From the defaults, not from the caller's settings: the same runs give the same picture anywhere.
+        mpl.rcdefaults()
+        mpl.rcParams.update(_STYLE)
+        yield
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A path to write to, which takes the place of `path` once all is written, and never half of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        yield draft
+        os.replace(draft, path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def save(figure: Figure, path_without_suffix: Path | str) -> list[Path]:
+    """Write a figure as PNG and PDF, each in one piece; the same figure gives the same bytes at any time."""
+    stem = Path(path_without_suffix)
+    # matplotlib stamps the time of day into a PDF and its version into a PNG unless told otherwise.
+    metadata: dict[str, dict[str, None]] = {"png": {"Software": None}, "pdf": {"CreationDate": None}}
+    written = []
+    with style():
+        for suffix, entries in metadata.items():
+            # Appended, not `with_suffix`: the name of an experiment may contain a dot (beta0.5).
+            path = stem.with_name(f"{stem.name}.{suffix}")
+            with replacing(path) as draft:
+                figure.savefig(draft, format=suffix, dpi=200, metadata=entries)
+            written.append(path)
+    return written
+
+
+def federation_figure(
+    sizes: ArrayLike,
+    class_counts: ArrayLike,
+    misalignment: ArrayLike,
+    spectrum: ArrayLike,
+    title: str = "",
+) -> Figure:
+    """A federation before training: how much each client holds, of which classes, and how alike clients are.
+
+    sizes         (C,)   samples of each client
+    class_counts  (C, K) samples of each class at each client
+    misalignment  (C, C) symmetric, with zero diagonal
+    spectrum      (C,)   eigenvalues of the graph's Laplacian
+    """
+    sizes_, counts = np.asarray(sizes, dtype=float), np.asarray(class_counts, dtype=float)
+    mis, eigenvalues = np.asarray(misalignment, dtype=float), np.asarray(spectrum, dtype=float)
+    clients = sizes_.size
+    if sizes_.shape != (clients,) or not clients or counts.ndim != 2 or len(counts) != clients:
+        raise BadInput(
+            f"sizes of shape {sizes_.shape} and class counts of shape {counts.shape} "
+            "are not of the same clients: give shapes (C,) and (C, K)"
+        )
+    if mis.shape != (clients, clients):
+        raise BadInput(
+            f"misalignment has shape {mis.shape} but must be ({clients}, {clients}), one row a client"
+        )
+
+    with style():
+        layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.06, wspace=0.04, hspace=0.04)
+        figure = Figure(figsize=(WIDTH, 6.4), layout=layout)
+        axes = figure.subplots(2, 2, gridspec_kw={"width_ratios": [1.15, 1]})
+        # One order of clients for both panels on the left, so that a column is a client from top to bottom.
+        order = np.argsort(-sizes_, kind="stable")
+        _draw_sizes(axes[0, 0], sizes_[order])
+        _draw_classes(figure, axes[1, 0], counts[order])
+        _draw_misalignment(axes[0, 1], mis[np.triu_indices(clients, k=1)])
+        _draw_spectrum(axes[1, 1], np.sort(eigenvalues.ravel()))
+        if title:
+            figure.suptitle(title)
+    return figure
+
+
+def _draw_sizes(axes: Axes, sizes: NDArray[np.float64]) -> None:
+    clients = len(sizes)
+    # Separate bars while there is room for the gaps, one silhouette when there is not.
+    axes.bar(np.arange(1, clients + 1), sizes, width=0.8 if clients <= 60 else 1.0, color=ACCENT, linewidth=0)
+    smallest, median, largest = int(sizes.min()), float(np.median(sizes)), int(sizes.max())
+    if smallest > 0 and largest > 50 * smallest:
+        axes.set_yscale("log")
+        axes.set_ylim(bottom=smallest / 2)
+    axes.set_xlim(0.5, clients + 0.5)
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    axes.grid(visible=False, axis="x")
+    axes.set_xlabel("clients by size, largest first")
+    axes.set_ylabel("samples")
+    note = (
+        f"{smallest:,} each" if smallest == largest else f"{smallest:,} to {largest:,}, median {median:,.0f}"
+    )
+    _head(axes, "Samples per client", note)
+
+
+def _draw_classes(figure: Figure, axes: Axes, counts: NDArray[np.float64]) -> None:
+    clients, classes = counts.shape
+    total = counts.sum(axis=1, keepdims=True)
+    share = np.divide(counts, total, out=np.zeros_like(counts), where=total > 0).T
+    # A heat map and not stacked bars: a hundred classes have no hundred colours that can be told apart.
+    top = min(1.0, max(float(share.max()), 2 / max(classes, 2)))
+    image = axes.imshow(
+        share,
+        aspect="auto",
+        origin="lower",
+        interpolation="nearest",
+        cmap="Blues",
+        vmin=0,
+        vmax=top,
+        extent=(0.5, clients + 0.5, -0.5, classes - 0.5),  # clients by rank from 1, as in the panel above
+    )
+    axes.grid(visible=False)
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    axes.yaxis.set_major_locator(MaxNLocator(10, integer=True))
+    axes.set_xlabel("clients by size, largest first")
+    axes.set_ylabel("class")
+    bar = figure.colorbar(image, ax=axes, pad=0.02, aspect=25)
+    bar.outline.set_visible(False)
+    bar.ax.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
+    _head(axes, "Class mix of each client", "share of the client's samples")
+
+
+def _draw_misalignment(axes: Axes, pairs: NDArray[np.float64]) -> None:
+    positive = pairs[np.isfinite(pairs) & (pairs > 0)]
+    unusable = int((~np.isfinite(pairs)).sum())
+    zeros = pairs.size - positive.size - unusable
+    notes = [f"{pairs.size:,} pairs" if pairs.size != 1 else "1 pair"]
+    if zeros:  # a logarithm has no place for them, and a reader must not think they do not exist
+        notes.append(f"{zeros:,} exactly 0 not shown")
+    if unusable:
+        notes.append(f"{unusable:,} not finite")
+    _head(axes, "Misalignment of pairs of clients", ", ".join(notes))
+    axes.set_xlabel("misalignment (log scale)")
+    axes.set_ylabel("pairs")
+    if not positive.size:
+        axes.set(xticks=[], yticks=[])
+        words = "every pair is exactly 0" if zeros else "no pair to show"
+        axes.text(0.5, 0.5, words, transform=axes.transAxes, ha="center", va="center", color=MUTED)
+        return
+    edges = _edges(positive, bins=min(40, max(8, round(np.sqrt(positive.size)))), log=True)
+    axes.hist(positive, bins=edges.tolist(), color=ACCENT, edgecolor="white", linewidth=0.4)
+    axes.set_xscale("log")
+    axes.set_xlim(edges[0] / 1.1, edges[-1] * 1.1)
+    if edges[-1] < 30 * edges[0]:
+        # Less than two decades: powers of ten alone would leave one label or none.
+        axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0e}".replace("e-0", "e-"))
+        axes.xaxis.set_minor_locator(NullLocator())
+    else:
+        axes.xaxis.set_major_formatter(LogFormatterSciNotation())
+        axes.xaxis.set_minor_formatter(NullFormatter())
+    if edges[-1] < 2.2 * edges[0]:
+        axes.xaxis.set_major_locator(MaxNLocator(4))
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:.2g}")
+    axes.grid(visible=False, axis="x")
+    axes.yaxis.set_major_locator(MaxNLocator(6, integer=True))
+
+
+def _draw_spectrum(axes: Axes, eigenvalues: NDArray[np.float64]) -> None:
+    finite = eigenvalues[np.isfinite(eigenvalues)]
+    size = 18 if finite.size <= 60 else 8
+    axes.scatter(np.arange(1, finite.size + 1), finite, s=size, color=ACCENT, linewidths=0)
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    axes.set_xlabel("eigenvalue number, smallest first")
+    axes.set_ylabel("eigenvalue")
+    # The second smallest tells how well the graph hangs together: 0 means it falls apart.
+    _head(axes, "Spectrum of the Laplacian", f"second smallest {finite[1]:.3g}" if finite.size > 1 else "")
+
+
+def _head(axes: Axes, title: str, note: str) -> None:
+    """A title on the left with a muted second line below it."""
+    axes.set_title(title, loc="left", pad=20 if note else 6)
+    if note:
+        axes.annotate(
+            note,
+            xy=(0, 1),
+            xycoords="axes fraction",
+            xytext=(0, 6),
+            textcoords="offset points",
+            fontsize=8.5,
+            color=MUTED,
+        )
+
+
+def _edges(values: NDArray[np.float64], bins: int, log: bool) -> NDArray[np.float64]:
+    """Edges of a histogram's bins, also where all values are one and the same."""
+    low, high = float(values.min()), float(values.max())
+    if log:
+        if high < low * 1.001:
+            low, high = low / 1.5, high * 1.5
+        edges = np.geomspace(low, high, bins + 1)
+    else:
+        if high - low <= 1e-9 * max(abs(low), abs(high)):
+            margin = 0.5 * max(abs(low), 1e-300)
+            low, high = (low - margin, high + margin) if low else (-0.5, 0.5)
+        edges = np.linspace(low, high, bins + 1)
+    edges[0], edges[-1] = low, high  # rounding in the spacing must not push the extremes out of the last bin
+    return edges
+
+
+def sparkline(values: ArrayLike) -> str:
+    """Values as a line of blocks, lowest to highest; a blank where a value is not finite.
+
+    >>> sparkline([0, 1, 2, 3])
+    '▁▃▆█'
+    """
+    blocks = "▁▂▃▄▅▆▇█"
+    numbers = np.asarray(values, dtype=float).ravel()
+    finite = numbers[np.isfinite(numbers)]
+    if not finite.size:
+        return " " * numbers.size
+    low, spread = finite.min(), np.ptp(finite)
+    # A flat line lies in the middle: neither bottom nor top would be true.
+    level = (numbers - low) / spread if spread > 0 else np.where(np.isfinite(numbers), 0.5, np.nan)
+    return "".join(" " if np.isnan(x) else blocks[min(7, int(x * 7 + 0.5))] for x in level)
+
+
+def histogram_text(values: ArrayLike, log: bool = False, bins: int = 8, width: int = 40) -> list[str]:
+    """A histogram for the terminal, one line a bin: range, bar, count. Plain text, without markup.
+
+    With `log` the bins are equally wide on a log axis, and zeros get a line of their own.
+
+    >>> for line in histogram_text([0, 0, 1, 1, 1, 1, 2, 2], bins=2, width=4):
+    ...     print(line)
+    0 – 1  █▍    2
+    1 – 2  ████  6
+    """
+    numbers = np.asarray(values, dtype=float).ravel()
+    lines: list[tuple[str, int]] = []
+    finite = numbers[np.isfinite(numbers)]
+    shown = finite[finite > 0] if log else finite
+    if log and shown.size < finite.size:
+        lines.append(("not above 0" if (finite < 0).any() else "exactly 0", int(finite.size - shown.size)))
+    if shown.size and np.ptp(shown) <= 1e-9 * np.abs(shown).max():
+        lines.append((f"{shown[0]:.3g}", int(shown.size)))
+    elif shown.size:
+        edges = _edges(shown, bins, log)
+        counts, _ = np.histogram(shown, edges)
+        names = _numbers(edges)
+        lines += [(f"{a} – {b}", int(n)) for a, b, n in zip(names[:-1], names[1:], counts, strict=True)]
+    if finite.size < numbers.size:
+        lines.append(("not finite", int(numbers.size - finite.size)))
+    if not lines:
+        return []
+    widest = max(len(name) for name, _ in lines)
+    most = max(count for _, count in lines)
+    digits = len(str(most))
+    return [f"{name:>{widest}}  {_bar(n / most, width)}  {n:>{digits}}" for name, n in lines]
+
+
+def _numbers(edges: Sequence[float] | NDArray[np.float64]) -> list[str]:
+    """Edges with as few digits as tell neighbours apart."""
+    names: list[str] = []
+    for digits in range(2, 9):
+        names = [f"{edge:.{digits}g}" for edge in edges]
+        if len(set(names)) == len(names):
+            break
+    return names
+
+
+def _bar(share: float, width: int) -> str:
+    """A bar of blocks, to an eighth of a character; the least that is not zero can be seen."""
+    eighths = max(round(share * width * 8), 1) if share > 0 else 0
+    full, rest = divmod(eighths, 8)
+    return ("█" * full + (" ▏▎▍▌▋▊▉"[rest] if rest else "")).ljust(width)
