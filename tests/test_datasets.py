@@ -49,8 +49,7 @@ def save(path: Path, **arrays: Any) -> Path:
 
 def same(one: Dataset, other: Dataset) -> bool:
     return all(
-        np.array_equal(getattr(one, part), getattr(other, part))
-        for part in ("x_train", "y_train", "x_test", "y_test")
+        np.array_equal(getattr(one, part), getattr(other, part)) for part in ("x_train", "y_train", "x_test", "y_test")
     )
 
 
@@ -167,18 +166,14 @@ def png(image: np.ndarray[Any, Any]) -> dict[str, Any]:
     return {"bytes": file.getvalue(), "path": None}
 
 
-def table(
-    images: list[Any], image: str = "image", label: str = "label", classes: int = 10, **columns: Any
-) -> Any:
+def table(images: list[Any], image: str = "image", label: str = "label", classes: int = 10, **columns: Any) -> Any:
     """A part as it lies on the hub; labels 0 1 … classes − 1 0 1 … unless given."""
     labels = columns.pop(label, [i % classes for i in range(len(images))])
     features = hub.Features(
         {
             image: hub.Image(),
             label: hub.ClassLabel(num_classes=max(classes, max(labels) + 1)),
-            **{
-                key: hub.Value("string" if isinstance(of[0], str) else "int64") for key, of in columns.items()
-            },
+            **{key: hub.Value("string" if isinstance(of[0], str) else "int64") for key, of in columns.items()},
         }
     )
     return hub.Dataset.from_dict({image: images, label: labels, **columns}, features=features)
@@ -272,9 +267,7 @@ def test_incomplete_download_is_refused(tmp_path: Path, monkeypatch: pytest.Monk
     assert not (tmp_path / "data").exists()
 
 
-def test_failed_write_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole_mnist: Path
-) -> None:
+def test_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole_mnist: Path) -> None:
     def full(file: Any, **_: Any) -> None:
         file.write(b"half of it")
         raise OSError(28, "No space left on device")

@@ -131,7 +131,11 @@ class FedKin(Algorithm):
     def start(self, model: Tensor, clients: int) -> Tensors:
         """w̄, and nobody's last model yet: every u starts as w̄."""
         nobody = torch.zeros(0, dtype=torch.int64)
-        return {"model": model, "owners": nobody, "models": model.new_zeros(*model.shape[:-1], 0, model.shape[-1])}
+        return {
+            "model": model,
+            "owners": nobody,
+            "models": model.new_zeros(*model.shape[:-1], 0, model.shape[-1]),
+        }
 
     def send(self, server: Tensors, graph: SimilarityGraph, who: Who) -> Tensors:
         """w̄, and each client's own uᵢ unless the graph has no edges (then u = w̄ and need not be sent)."""
@@ -165,7 +169,12 @@ class FedSGD(Algorithm):
         return replace(local, epochs=1, steps=1, batch_size=None)
 
 
-ALGORITHMS: dict[str, type[Algorithm]] = {"fedavg": FedAvg, "fedprox": FedProx, "fedkin": FedKin, "fedsgd": FedSGD}
+ALGORITHMS: dict[str, type[Algorithm]] = {
+    "fedavg": FedAvg,
+    "fedprox": FedProx,
+    "fedkin": FedKin,
+    "fedsgd": FedSGD,
+}
 
 
 def algorithm_named(name: str) -> type[Algorithm]:
@@ -177,7 +186,12 @@ def algorithm_named(name: str) -> type[Algorithm]:
 
 
 def check_range(
-    value: Hyper, name: str, *, above: float | None = None, at_least: float | None = None, at_most: float | None = None
+    value: Hyper,
+    name: str,
+    *,
+    above: float | None = None,
+    at_least: float | None = None,
+    at_most: float | None = None,
 ) -> None:
     """Raise unless a hyper-parameter, or both ends of its schedule, lie in the range. Lanes were checked one by one."""
     if isinstance(value, Tensor):

@@ -234,7 +234,10 @@ def plans(source: Path | str | Mapping[str, Any] | None = None, overrides: Seque
     for override in overrides:
         _override(settings, override)
     # The algorithm varies fastest, so that runs which share a federation follow each other.
-    settings = {**{k: v for k, v in settings.items() if k != "algorithm"}, "algorithm": settings.get("algorithm", {})}
+    settings = {
+        **{k: v for k, v in settings.items() if k != "algorithm"},
+        "algorithm": settings.get("algorithm", {}),
+    }
     found: dict[str, Plan] = {}
     configs: list[Settings] = []
     for choice, run in _expand(settings):
@@ -402,5 +405,3 @@ def _sentence(section: type[Section], where: str, problem: Any) -> str:
         case "model_type" | "dict_type" | "model_attributes_type":
             return f"[{where}] must be a table of keys, not {given!r}"
     return f"{where} = {given!r} is not valid: {problem['msg'][0].lower()}{problem['msg'][1:]}"
-
-

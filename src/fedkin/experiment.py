@@ -163,7 +163,11 @@ def _run(plan: Plan, out: Path, preparation: "Preparation", fresh: bool) -> Resu
 
 def _kept(folder: records.RunFolder, config: Experiment, name: str) -> Result | None:
     """The result in the folder, if the run has ended and everything of it is sound."""
-    summary, done, model = folder.summary(), folder.records(), records.read_tensors(folder.path / "model.safetensors")
+    summary, done, model = (
+        folder.summary(),
+        folder.records(),
+        records.read_tensors(folder.path / "model.safetensors"),
+    )
     if summary is None or model is None or len(done) != summary.get("rounds"):
         return None
     if summary["status"] == "finished" and len(done) != config.rounds:
@@ -247,8 +251,6 @@ class Preparation:
         key = (config.data, config.partition, config.seed, section.kind, section.pixels, section.floor)
         if self._graph is None or self._graph[0] != key:
             self.listener.doing(f"building the {section.kind} graph of {len(federation.train)} clients")
-            graph = build_graph(
-                federation, section.kind, pixels=section.pixels, floor=section.floor, seed=config.seed
-            )
+            graph = build_graph(federation, section.kind, pixels=section.pixels, floor=section.floor, seed=config.seed)
             self._graph = (key, graph)
         return self._graph[1]

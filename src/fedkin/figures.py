@@ -120,9 +120,7 @@ def federation_figure(
             "are not of the same clients: give shapes (C,) and (C, K)"
         )
     if mis.shape != (clients, clients):
-        raise BadInput(
-            f"misalignment has shape {mis.shape} but must be ({clients}, {clients}), one row a client"
-        )
+        raise BadInput(f"misalignment has shape {mis.shape} but must be ({clients}, {clients}), one row a client")
 
     with style():
         layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.06, wspace=0.04, hspace=0.04)
@@ -152,9 +150,7 @@ def _draw_sizes(axes: Axes, sizes: NDArray[np.float64]) -> None:
     axes.grid(visible=False, axis="x")
     axes.set_xlabel("clients by size, largest first")
     axes.set_ylabel("samples")
-    note = (
-        f"{smallest:,} each" if smallest == largest else f"{smallest:,} to {largest:,}, median {median:,.0f}"
-    )
+    note = f"{smallest:,} each" if smallest == largest else f"{smallest:,} to {largest:,}, median {median:,.0f}"
     _head(axes, "Samples per client", note)
 
 

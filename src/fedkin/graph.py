@@ -187,7 +187,12 @@ class SimilarityGraph:
 
 
 def build_graph(
-    federation: Federation, kind: str = "similarity", *, pixels: str = "raw", floor: float = 0.0, seed: int = 0
+    federation: Federation,
+    kind: str = "similarity",
+    *,
+    pixels: str = "raw",
+    floor: float = 0.0,
+    seed: int = 0,
 ) -> SimilarityGraph:
     """The graph of a federation.
 

@@ -81,9 +81,7 @@ def _paper(pools: list[Indices], clients: int, a: float, b: float, rng: np.rando
     return [rng.permutation(np.concatenate(of_client)) for of_client in pieces]
 
 
-def _published(
-    pools: list[Indices], clients: int, a: float, b: float, rng: np.random.Generator
-) -> list[Indices]:
+def _published(pools: list[Indices], clients: int, a: float, b: float, rng: np.random.Generator) -> list[Indices]:
     """Divide as the published code does; a client's samples stay in the order in which it received them.
 
     sizes     nᵢ from a log-normal with median n = Σₖ ⌊Nₖ / C⌋ and deviation b, rescaled to sum to n C, cut to
@@ -124,9 +122,7 @@ SCHEMES: dict[str, Callable[[list[Indices], int, float, float, np.random.Generat
 }
 
 
-def leftover_chance(
-    expected: Indices, received: Indices, expected_total: Indices, received_total: Indices
-) -> Floats:
+def leftover_chance(expected: Indices, received: Indices, expected_total: Indices, received_total: Indices) -> Floats:
     """Chance of each client to get a sample left over of a class, in the published scheme.
 
     ∝ 1 + (expected − received) of the class + ¼ max(0, expected − received) of all classes
@@ -225,9 +221,7 @@ def federate(
         train, test = divided(dataset.y_train, "training"), divided(dataset.y_test, "testing")
     else:
         if group not in dataset.groups_train:
-            known = (
-                nearest(group, dataset.groups_train) if dataset.groups_train else ": it has no groups at all"
-            )
+            known = nearest(group, dataset.groups_train) if dataset.groups_train else ": it has no groups at all"
             raise BadInput(f"{dataset.name} has no group '{group}'{known}")
         train = _named(dataset.groups_train[group])
         if group in dataset.groups_test:
@@ -257,9 +251,7 @@ def from_clients(
     Features and labels are as in `from_arrays`, of the same shape and type at all clients.
     """
     (x, y, parts), (x_test, y_test, parts_test) = _joined(train, "training"), _joined(test, "testing")
-    return _federation(
-        from_arrays(x, y, x_test, y_test, name=name), ((), parts), ((), parts_test), preprocess
-    )
+    return _federation(from_arrays(x, y, x_test, y_test, name=name), ((), parts), ((), parts_test), preprocess)
 
 
 def _joined(clients: Sequence[tuple[ArrayLike, ArrayLike]], part: str) -> tuple[Array, Array, list[Indices]]:
@@ -296,9 +288,7 @@ def _federation(dataset: Dataset, train: Parts, test: Parts, preprocess: str) ->
         raw -= shift  # in place, because a copy of the training part can be the largest thing in memory
         raw /= scale
         sizes = np.array([len(part) for part in parts[1]])
-        return from_rows(
-            torch.from_numpy(raw), torch.from_numpy(y[np.concatenate(parts[1])]), sizes, parts[0]
-        )
+        return from_rows(torch.from_numpy(raw), torch.from_numpy(y[np.concatenate(parts[1])]), sizes, parts[0])
 
     return Federation(
         train=clients(raw_train, dataset.y_train, train),

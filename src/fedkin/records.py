@@ -78,7 +78,9 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = (self.path / ".lock").open("wb")
         except OSError as error:
-            raise BadInput(f"cannot write to {self.path} ({error.strerror}): choose another folder with --out") from None
+            raise BadInput(
+                f"cannot write to {self.path} ({error.strerror}): choose another folder with --out"
+            ) from None
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
