@@ -48,13 +48,20 @@ class Local:
         >>> Local(epochs=1, batch_size=2).batches(3, np.random.default_rng(0))
         [array([0, 1]), array([2])]
         """
-        parts = self.steps or -(-samples // (self.batch_size or samples))
         dealt = []
         for _ in range(1 if self.steps else self.epochs):
             order = rng.permutation(samples) if self.order == "shuffled" else np.arange(samples)
             if self.steps:
-                # A client with fewer samples than steps takes as many steps as it has samples.
-                dealt += np.array_split(order, min(parts, samples))
+                dealt += np.array_split(order, min(self.steps, samples))
             else:
-                dealt += np.split(order, range(self.batch_size or samples, samples, self.batch_size or samples))
+                width = self.width(samples)
+                dealt += np.split(order, range(width, samples, width))
         return dealt
+
+    def count(self, samples: int) -> int:
+        """How many steps a client takes. One with fewer samples than `steps` takes as many as it has samples."""
+        return min(self.steps, samples) if self.steps else self.epochs * -(-samples // self.width(samples))
+
+    def width(self, samples: int) -> int:
+        """How many samples the largest batch of a client has."""
+        return -(-samples // self.steps) if self.steps else min(self.batch_size or samples, samples)

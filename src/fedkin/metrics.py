@@ -48,8 +48,8 @@ def score(model: Model, w: Tensor, clients: Clients, l2: float = 0.0) -> Scores:
     for first in range(0, len(clients.y), ROWS):
         rows = slice(first, first + ROWS)
         z, y = model.scores(w, clients.x[rows]), clients.y[rows]
-        loss[rows] = torch.nn.functional.cross_entropy(z, y, reduction="none").cpu()
-        right[rows] = (z.argmax(dim=-1) == y).float().cpu()
+        loss[rows] = torch.nn.functional.cross_entropy(z[None], y[None], reduction="none")[0].cpu()
+        right[rows] = (z.argmax(dim=-2) == y).float().cpu()
     penalty = l2 / 2 * float((w.double() ** 2).sum())
     starts, sizes = clients.offsets[:-1], clients.sizes
     mean_loss = np.add.reduceat(loss.double().numpy(), starts) / sizes + penalty

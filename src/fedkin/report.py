@@ -169,8 +169,7 @@ def collect(folder: Path | str) -> list[Run]:
             runs += [run] if run else []
     if not runs:
         raise BadInput(
-            f"there are no usable runs in {folder}: give the folder that 'fedkin run' wrote, "
-            "or run an experiment first"
+            f"there are no usable runs in {folder}: give the folder that 'fedkin run' wrote, or run an experiment first"
         )
     told_apart = []
     for peers in experiments(runs).values():
@@ -196,9 +195,7 @@ def experiments(runs: Iterable[Run]) -> dict[Path, list[Run]]:
 
 def _read(folder: Path) -> Run | None:
     """A run from its folder; None for a folder that only looks like one."""
-    config_file, rounds_file, summary_file = (
-        folder / name for name in ("config.json", "rounds.jsonl", "summary.json")
-    )
+    config_file, rounds_file, summary_file = (folder / name for name in ("config.json", "rounds.jsonl", "summary.json"))
     if not config_file.exists():
         raise ValueError("config.json is missing")
     config = _object(config_file)
@@ -301,9 +298,7 @@ def _shown(runs: Sequence[Run]) -> dict[str, tuple[str, ...]]:
         tables = [run.hyperparameters for run in runs if run.algorithm == algorithm]
         knob = [key for key in [_KNOB.get(algorithm)] if key is not None]
         # Of an algorithm we know nothing about, everything may matter.
-        others = (
-            _differing(tables) if algorithm in _NAMES else list(dict.fromkeys(k for t in tables for k in t))
-        )
+        others = _differing(tables) if algorithm in _NAMES else list(dict.fromkeys(k for t in tables for k in t))
         shown[algorithm] = tuple(dict.fromkeys(knob + others))
     return shown
 
@@ -373,9 +368,7 @@ def _order(run: Run) -> tuple[Any, ...]:
 
 
 def _sortable(values: Iterable[object]) -> tuple[tuple[bool, float, str], ...]:
-    return tuple(
-        (False, _number(value), "") if _is_number(value) else (True, 0.0, _plain(value)) for value in values
-    )
+    return tuple((False, _number(value), "") if _is_number(value) else (True, 0.0, _plain(value)) for value in values)
 
 
 def _describe(runs: Sequence[Run], without: Iterable[str] = ()) -> str:
@@ -774,9 +767,7 @@ def _looks(runs: Sequence[Run], groups: Sequence[Sequence[Run]]) -> dict[Path, t
         elif run.algorithm == "fedprox":
             look |= {"color": to_hex(_PROX(position)), "linestyle": (0, (5, 2))}
         elif run.algorithm == "fedkin":
-            look |= {
-                "color": to_hex(_KIN(1 - position if len(among) > 1 else 0.33))
-            }  # the smallest β is darkest
+            look |= {"color": to_hex(_KIN(1 - position if len(among) > 1 else 0.33))}  # the smallest β is darkest
         else:
             number = others.index(run.algorithm)
             look |= {
@@ -812,9 +803,7 @@ def _curves_title(runs: Sequence[Run], groups: Sequence[Sequence[Run]], problems
     parts = [_describe(runs) or ", ".join(dict.fromkeys(run.experiment for run in runs))]
     sizes = {len(group) for group in groups}
     if max(sizes) > 1:
-        parts.append(
-            f"mean and range of {sizes.pop()} seeds" if len(sizes) == 1 else "mean and range over seeds"
-        )
+        parts.append(f"mean and range of {sizes.pop()} seeds" if len(sizes) == 1 else "mean and range over seeds")
     if drawn < problems:
         parts.append(f"the first {drawn} of {problems} settings")
     return "; ".join(parts)
@@ -925,9 +914,7 @@ def _finite(arrays: Sequence[Floats]) -> Floats:
 
 def _draw_thresholds(axes: Axes, thresholds: Iterable[float]) -> None:
     for threshold in sorted(t for t in thresholds if math.isfinite(t)):
-        axes.axhline(
-            threshold, color=MUTED, linewidth=0.9, linestyle=(0, (4, 3)), zorder=1.5, label="_threshold"
-        )
+        axes.axhline(threshold, color=MUTED, linewidth=0.9, linestyle=(0, (4, 3)), zorder=1.5, label="_threshold")
         # Beyond the right edge, where no curve can run through it.
         axes.annotate(
             f"{100 * threshold:g} %",
@@ -966,21 +953,15 @@ def write(folder: Path | str, out: Path | str | None = None) -> list[Path]:
             written += save(curves(runs), target / "curves")
         except OSError as error:
             reason = (error.strerror or str(error)).lower()
-            raise BadInput(
-                f"the report cannot be written to {target} ({reason}): choose another folder"
-            ) from None
+            raise BadInput(f"the report cannot be written to {target} ({reason}): choose another folder") from None
     return written
 
 
 def _page(runs: Sequence[Run], compared: Table) -> str:
     """The report as a Markdown page."""
-    notes = [
-        "Rounds are counted from 0; — means that there is no value, or that the threshold was never reached."
-    ]
+    notes = ["Rounds are counted from 0; — means that there is no value, or that the threshold was never reached."]
     if "speed-up" in compared.columns:
-        notes.append(
-            "Speed-up is FedAvg's number of rounds divided by the run's, with all other settings the same."
-        )
+        notes.append("Speed-up is FedAvg's number of rounds divided by the run's, with all other settings the same.")
     if "seeds" in compared.columns:
         notes.append("± is the standard deviation over seeds.")
     if any(cell.count is not None for row in compared.cells for cell in row):

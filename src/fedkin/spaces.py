@@ -1,0 +1,337 @@
+"""Where local work happens: the space in which a cohort's parameters live while its clients take their steps.
+
+`Plain` holds parameters as they are. `Samples` is for linear models: there w never leaves the span of what the client
+received and of its own samples, so it is kept as coefficients on those, and only the class scores of the client's
+samples are carried along, with the help of the Gram matrix x xᵀ. A step then costs n·B·K instead of 2·D·B·K products.
+An algorithm's `step` runs unchanged in either.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedkin.federation import Clients
+from fedkin.local import Local
+from fedkin.models import Model, Softmax
+
+Scalar = Any  # a float, or a tensor with an entry a lane, (L, 1, 1)
+Vector = Any
+Dealt = list[list[NDArray[np.int64]]]  # the batches of each client of a cohort
+
+
+class Space(Protocol):
+    """What the engine asks of a space. Tensors are (…, clients of the cohort, P)."""
+
+    def lift(self, got: dict[str, Tensor]) -> dict[str, Vector]:
+        """Bring what the clients received into the space."""
+
+    def gradient(self, k: int) -> Callable[[Vector], Vector]:
+        """∇fᵢ on every client's k-th batch: of the mean loss plus λ/2 ‖w‖², cut to norm G where it is longer."""
+
+    def settle(self, k: int, new: Vector, old: Vector) -> Vector:
+        """What the k-th step comes to: the old vector for clients that have taken all their steps."""
+
+    def lower(self, w: Vector) -> Tensor:
+        """Back to parameters."""
+
+
+# -- plain -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One batch of each client of a cohort: x (c, B, D), y (c, B), weight (c, B).
+
+    Clients with fewer samples in it are filled up with samples of weight 0; `active` (c, 1) says who has a batch at
+    all, None if all have.
+    """
+
+    x: Tensor
+    y: Tensor
+    weight: Tensor
+    active: Tensor | None = None
+
+
+class Plain:
+    """Parameters as they are: works for every model and algorithm."""
+
+    def __init__(self, model: Model, local: Local, clients: Clients, cohort: NDArray[np.int64], dealt: Dealt) -> None:
+        self.model, self.local = model, local
+        self.batches = [stack(clients, cohort, [own[k] if k < len(own) else own[0][:0] for own in dealt])
+                        for k in range(max(map(len, dealt)))]  # fmt: skip
+
+    def lift(self, got: dict[str, Tensor]) -> dict[str, Vector]:
+        """Nothing to do."""
+        return got
+
+    def gradient(self, k: int) -> Callable[[Tensor], Tensor]:
+        """Loss, penalty, clipping."""
+        batch, local = self.batches[k], self.local
+
+        def gradient(w: Tensor) -> Tensor:
+            if w.dim() == 3:  # lanes: the samples stay in the cache while one lane after the other uses them
+                g = torch.stack([self.model.gradient(lane, batch.x, batch.y, batch.weight) for lane in w])
+            else:
+                g = self.model.gradient(w, batch.x, batch.y, batch.weight)
+            if not is_zero(local.l2):
+                g += local.l2 * w
+            if local.clip is not None:
+                g *= shrink(torch.linalg.vector_norm(g, dim=-1, keepdim=True), local.clip)
+            return g
+
+        return gradient
+
+    def settle(self, k: int, new: Tensor, old: Tensor) -> Tensor:
+        """Only active clients have moved."""
+        active = self.batches[k].active
+        return new if active is None else torch.where(active, new, old)
+
+    def lower(self, w: Tensor) -> Tensor:
+        """Nothing to do."""
+        return w
+
+
+def stack(clients: Clients, cohort: NDArray[np.int64], batches: Sequence[NDArray[np.int64]]) -> Batch:
+    """One batch of each client, given as positions among its samples; no copy where a single client's is a run of rows."""
+    device = clients.x.device
+    counts = np.array([len(b) for b in batches])
+    width = int(counts.max())
+    weight = torch.as_tensor((np.arange(width) < counts[:, None]) / np.maximum(counts, 1)[:, None]).to(clients.x)
+    active = torch.as_tensor(counts > 0, device=device).unsqueeze(-1) if counts.min() == 0 else None
+    if len(cohort) == 1 and is_run(batches[0]):
+        rows = slice(
+            int(clients.offsets[cohort[0]] + batches[0][0]), int(clients.offsets[cohort[0]] + batches[0][-1]) + 1
+        )
+        return Batch(clients.x[None, rows], clients.y[None, rows], weight, active)
+    index = np.zeros((len(cohort), width), dtype=np.int64)
+    for j, (i, b) in enumerate(zip(cohort, batches, strict=True)):
+        index[j, : len(b)] = clients.offsets[i] + b
+    chosen = torch.as_tensor(index, device=device)
+    return Batch(clients.x[chosen], clients.y[chosen], weight, active)
+
+
+def is_run(positions: NDArray[np.int64]) -> bool:
+    """Whether the positions follow each other without a gap."""
+    return bool((np.diff(positions) == 1).all())
+
+
+def is_zero(scalar: Scalar) -> bool:
+    """Whether a term can be left out."""
+    return not isinstance(scalar, Tensor) and scalar == 0
+
+
+def shrink(norm: Tensor, clip: Scalar) -> Tensor:
+    """The factor that cuts a vector of this norm to at most `clip`."""
+    return (clip / norm).clamp(max=1.0)
+
+
+# -- samples -----------------------------------------------------------------------------------------------------------
+
+
+class Combination:
+    """A linear combination Σ cⱼ·bⱼ of named basis vectors: + and − of combinations, × by a scalar."""
+
+    __slots__ = ("terms",)
+
+    def __init__(self, terms: dict[str, Scalar]) -> None:
+        self.terms = terms
+
+    def __add__(self, other: "Combination") -> "Combination":
+        terms = dict(self.terms)
+        for name, scalar in other.terms.items():
+            terms[name] = terms[name] + scalar if name in terms else scalar
+        return Combination(terms)
+
+    def __mul__(self, scalar: Scalar) -> "Combination":
+        if is_zero(scalar):
+            return Combination({})
+        return Combination({name: scalar * own for name, own in self.terms.items()})
+
+    __rmul__ = __mul__
+
+    def __sub__(self, other: "Combination") -> "Combination":
+        return self + -1.0 * other
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A cohort's samples made ready for `Samples`, the same in every round.
+
+    x (c, n, D), ones (c, 1, n), onehot (c, K, n), gram (c, n, n) = x xᵀ + 1. Clients with fewer than n samples are
+    filled up with rows of zeros, also in `ones`, so that the filling counts nowhere.
+    """
+
+    x: Tensor
+    ones: Tensor
+    onehot: Tensor
+    gram: Tensor
+
+
+def prepare(clients: Clients, cohort: NDArray[np.int64], classes: int) -> Prepared:
+    """Gather, fill up, and multiply out."""
+    sizes = clients.sizes[cohort]
+    n = int(sizes.max())
+    y = torch.zeros(len(cohort), n, dtype=torch.int64, device=clients.x.device)
+    if (sizes == n).all() and is_run(cohort):
+        rows = slice(int(clients.offsets[cohort[0]]), int(clients.offsets[cohort[-1] + 1]))
+        x = clients.x[rows].view(len(cohort), n, -1)
+        y = clients.y[rows].view(len(cohort), n)
+        ones = x.new_ones(len(cohort), 1, n)
+    else:
+        x = clients.x.new_zeros(len(cohort), n, clients.x.shape[1])
+        ones = x.new_zeros(len(cohort), 1, n)
+        for j, i in enumerate(cohort):
+            x[j, : sizes[j]], y[j, : sizes[j]], ones[j, 0, : sizes[j]] = (
+                clients.x[clients.rows(i)],
+                clients.y[clients.rows(i)],
+                1,
+            )
+    onehot = torch.nn.functional.one_hot(y, classes).mT.to(x) * ones
+    return Prepared(x, ones, onehot.contiguous(), (x @ x.mT).add_(ones.mT @ ones))
+
+
+class Samples:
+    """Parameters as combinations of what was received (`model`, `anchor`, …) and of the client's own samples.
+
+    The gradient on a batch is r x with r the residual, so after any number of steps
+    w = Σ cⱼ·vⱼ + s·A x, where A (K, n) sums up the residuals: the trail the client has left. Kept are the scalars c
+    and s, the trail A, and the scores of all samples under each vⱼ and under the trail, which are A·gram.
+
+    Arrays are (c, L, K, n): clients, lanes, classes, samples.
+    """
+
+    def __init__(self, model: Softmax, local: Local, ready: Prepared, dealt: Dealt) -> None:
+        self.layer, self.local, self.ready = model.layer, local, ready
+        # The k-th batch of all clients of the cohort lies in the same place, but may be shorter in some.
+        self.rows: list[Any] = []
+        self.mean: list[Scalar] = []
+        for own in zip(*dealt, strict=True):
+            longest, counts = max(own, key=len), [len(b) for b in own]
+            run = slice(int(longest[0]), int(longest[-1]) + 1)
+            self.rows.append(run if is_run(longest) else torch.as_tensor(longest).to(ready.x.device))
+            same = min(counts) == max(counts)
+            self.mean.append(1 / counts[0] if same else 1 / ready.x.new_tensor(counts).view(-1, 1, 1, 1))
+
+    def lift(self, got: dict[str, Tensor]) -> dict[str, Vector]:
+        """Each received vector becomes a basis vector; its scores are computed when first asked for."""
+        self.stacked = got["model"].dim() == 3
+        # (L, c, P) to (c, L, P)
+        self.received = {name: (v if self.stacked else v[None]).transpose(0, 1) for name, v in got.items()}
+        clients, lanes, _ = self.received["model"].shape
+        self.shape = (clients, lanes, self.layer.outputs, self.ready.x.shape[1])
+        self.scores: dict[str, Tensor] = {}
+        self.trail: Tensor | None = None
+        self.fresh: dict[str, tuple[Tensor, Any]] = {}
+        return {name: Combination({name: 1.0}) for name in got}
+
+    def _scores_of(self, name: str) -> Tensor:
+        """Of all samples under a received vector or the trail, (c, L, K, n)."""
+        if name not in self.scores:
+            v = self.received[name]
+            # lanes and classes in one axis: a product with more rows is faster
+            weight, bias = self.layer.weight(v).flatten(1, 2), self.layer.bias(v).flatten(1, 2)
+            self.scores[name] = torch.baddbmm(bias * self.ready.ones, weight, self.ready.x.mT).view(self.shape)
+        return self.scores[name]
+
+    def gradient(self, k: int) -> Callable[[Combination], Combination]:
+        """λ·v plus the residuals on the batch, which are a fresh basis vector."""
+        rows, mean, local = self.rows[k], self.mean[k], self.local
+
+        def gradient(v: Combination) -> Combination:
+            z = sum(scalar * self._scores_of(name)[..., rows] for name, scalar in v.terms.items())
+            r = torch.softmax(z, dim=-2).sub_(self.ready.onehot[..., rows]).mul_(mean)
+            name = f"fresh {len(self.fresh)}"
+            self.fresh[name] = (r, rows)
+            g = Combination({name: 1.0}) + local.l2 * v
+            return g if local.clip is None else shrink(self._norm(g), local.clip) * g
+
+        return gradient
+
+    def settle(self, k: int, new: Combination, old: Combination) -> Combination:
+        """Join the fresh residuals to the trail, whose scores change by r·gram."""
+        terms = {name: scalar for name, scalar in new.terms.items() if name not in self.fresh}
+        if self.trail is None:
+            self.trail, self.scores["trail"] = (self.ready.x.new_zeros(self.shape) for _ in range(2))
+            terms["trail"] = 1.0
+        scale = terms.setdefault("trail", 0.0)
+        if not is_moderate(scale):
+            # Dividing by it would lose digits: multiply it in.
+            self.trail *= scale
+            self.scores["trail"] *= scale
+            terms["trail"] = scale = 1.0
+        for name, (r, rows) in self.fresh.items():
+            if name in new.terms:
+                step = r * (new.terms[name] / scale)
+                self.trail[..., rows] += step
+                whole, part = self.scores["trail"].flatten(1, 2), self.ready.gram[:, rows]
+                torch.baddbmm(whole, step.flatten(1, 2), part, out=whole)
+        self.fresh.clear()
+        return Combination(terms)
+
+    def lower(self, w: Combination) -> Tensor:
+        """Σ cⱼ·vⱼ + s·A x, with the biases moved by the sums of A."""
+        out = torch.zeros_like(self.received["model"], memory_format=torch.contiguous_format)
+        for name, scalar in w.terms.items():
+            if name == "trail" and self.trail is not None:
+                trail = self.trail * scalar
+                weight = torch.bmm(trail.flatten(1, 2), self.ready.x)
+                out[..., : -self.layer.outputs] += weight.view(*out.shape[:2], -1)
+                out[..., -self.layer.outputs :] += (trail @ self.ready.ones[:, None].mT).squeeze(-1)
+            else:
+                out += squeezed(scalar) * self.received[name]
+        out = out.transpose(0, 1)
+        return out if self.stacked else out[0]
+
+    def _norm(self, g: Combination) -> Tensor:
+        """‖g‖ at each client and lane, (c, L, 1, 1), from inner products of basis vectors."""
+        names = [name for name, scalar in g.terms.items() if not is_zero(scalar)]
+        square: Any = 0.0
+        for i, one in enumerate(names):
+            for other in names[i:]:
+                twice = 1.0 if one == other else 2.0
+                square = square + twice * g.terms[one] * g.terms[other] * self._inner(one, other)
+        return torch.as_tensor(square).clamp(min=0).sqrt()
+
+    def _inner(self, one: str, other: str) -> Tensor:
+        """The inner product of two basis vectors at each client and lane, (c, L, 1, 1)."""
+        both = (-2, -1)
+        if one in self.fresh and other in self.fresh:
+            (r, rows), (r2, rows2) = self.fresh[one], self.fresh[other]
+            gram = self.ready.gram[:, rows][..., rows2][:, None]
+            return ((r @ gram) * r2).sum(both, keepdim=True)
+        if one in self.fresh or other in self.fresh:
+            fresh, known = (one, other) if one in self.fresh else (other, one)
+            r, rows = self.fresh[fresh]
+            return (r * self._scores_of(known)[..., rows]).sum(both, keepdim=True)
+        if "trail" in (one, other):
+            assert self.trail is not None
+            return (self.trail * self._scores_of(other if one == "trail" else one)).sum(both, keepdim=True)
+        return (self.received[one] * self.received[other]).sum(-1)[..., None, None]
+
+
+def is_moderate(scale: Scalar) -> bool:
+    """Whether a scale is safe to divide by, in all lanes."""
+    if isinstance(scale, Tensor):
+        return bool(((scale > 0.1) & (scale < 10)).all())
+    return bool(0.1 < scale < 10)
+
+
+def squeezed(scalar: Scalar) -> Scalar:
+    """A scalar for arrays (c, L, K, n) as one for vectors (c, L, P)."""
+    return scalar.squeeze(-1) if isinstance(scalar, Tensor) else scalar
+
+
+def samples_pay(local: Local, sizes: NDArray[np.int64], features: int, classes: int, kept: bool) -> bool:
+    """Whether a cohort's round takes fewer products in `Samples` than in `Plain`.
+
+    With E passes over n samples: 2·E·n·D·K plainly, against E·n²·K for the steps, 3·n·D·K to enter and to leave, and
+    n²·D for the Gram matrix unless it is kept from round to round.
+    """
+    n, passes = float(sizes.max()), 1 if local.steps else local.epochs
+    gram = 0.0 if kept else n * features / classes
+    return passes * n + 3 * features + gram < 2 * passes * features
