@@ -394,7 +394,7 @@ def _read(path: Path) -> dict[str, Array]:
         raise
     except (
         Exception
-    ) as error:  # damaged bytes fail in the zip, deflate or header reader, each with errors of its own
+    ) as error:  # the readers of the zip, of deflate and of the header all have errors of their own
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise BadInput(
             f"{path} cannot be read ({reason}): it is damaged, no npz file, or holds Python objects; "
