@@ -206,6 +206,15 @@ def test_larger_b_means_more_unequal_sizes(scheme: str) -> None:
     assert spread[0] == 0
 
 
+def test_paper_clients_take_in_random_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both clients want class 0 alone, which lasts for one of them: not always for the same."""
+    wanted = np.log([[1, 1e-20]] * 2)
+    monkeypatch.setattr("fedkin.partition._log_dirichlet", lambda *_: wanted)
+    labels = labels_of(10, 10)
+    first = [counts_of(labels, divide(labels, 2, a=1, seed=seed))[0].tolist() for seed in range(20)]
+    assert sorted({tuple(counts) for counts in first}) == [(0, 10), (10, 0)]
+
+
 def test_dirichlet_draws_have_the_right_moments() -> None:
     """Dir((1/a)·1_K): mean 1/K, variance (1/K)(1 − 1/K) / (K/a + 1); K = 4: 0.1875 / (4/a + 1)."""
     for a in (0.5, 1, 100):

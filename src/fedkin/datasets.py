@@ -246,8 +246,7 @@ def preprocessing(
     for start in range(0, samples, BLOCK):
         squares += np.square(raw_train[start : start + BLOCK] - shift).sum(axis=0)
     scale = np.sqrt(squares / samples).astype(np.float32)
-    # By the values, not by the deviation: that of a constant feature can round to a tiny number instead of 0.
-    scale[(raw_train.min(axis=0) == raw_train.max(axis=0)) | (scale == 0)] = 1
+    scale[scale == 0] = 1  # exactly 0 where constant: sums of float32 values are exact in float64
     return shift.astype(np.float32), scale
 
 
