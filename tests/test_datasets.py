@@ -481,7 +481,7 @@ def test_preprocessing_by_hand() -> None:
 
 
 def test_standardised_features_have_mean_0_and_deviation_1() -> None:
-    """More rows than a block of the running sum; a constant 0.1 has no exact mean in floating point."""
+    """More rows than a block of the running sum; the middle feature is constant."""
     raw = np.random.default_rng(0).gamma(2, size=(10_000, 3)).astype(np.float32)
     raw[:, 1] = 0.1
     shift, scale = preprocessing("standardise", raw)
