@@ -30,9 +30,7 @@ def labels_of(*sizes: int) -> Labels:
     return np.repeat(np.arange(len(sizes)), sizes)
 
 
-def divide(
-    labels: Labels, clients: int, a: float = 0, b: float = 0, scheme: str = "paper", seed: int = 0
-) -> Any:
+def divide(labels: Labels, clients: int, a: float = 0, b: float = 0, scheme: str = "paper", seed: int = 0) -> Any:
     rng = np.random.default_rng(seed)
     return split(labels, clients, class_imbalance=a, size_imbalance=b, scheme=scheme, rng=rng)
 
@@ -275,9 +273,7 @@ def test_bad_input(change: dict[str, Any], words: str) -> None:
     with pytest.raises(BadInput, match=words):
         split(labels_of(5, 5), rng=np.random.default_rng(0), **{"clients": 2} | change)
     with pytest.raises(BadInput, match=words):
-        federate(
-            from_arrays(np.eye(10), labels_of(5, 5), np.eye(10), labels_of(5, 5)), **{"clients": 2} | change
-        )
+        federate(from_arrays(np.eye(10), labels_of(5, 5), np.eye(10), labels_of(5, 5)), **{"clients": 2} | change)
 
 
 def test_clients_without_samples_are_told() -> None:
@@ -299,9 +295,7 @@ def written() -> Dataset:
     """Sample j has feature j / 10; writers 10, 2 and 7 in training, 3 and 10 in testing."""
     x = np.arange(6.0)[:, None] / 10
     groups = {"writer": np.array([10, 2, 7, 2, 10, 10]), "form": np.array(list("bababb"))}
-    return from_arrays(
-        x, [0, 1, 0, 1, 0, 1], x[:3], [1, 0, 1], groups=groups, groups_test={"writer": [10, 3, 3]}
-    )
+    return from_arrays(x, [0, 1, 0, 1, 0, 1], x[:3], [1, 0, 1], groups=groups, groups_test={"writer": [10, 3, 3]})
 
 
 def test_groups_in_the_order_of_their_values() -> None:

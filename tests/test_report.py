@@ -127,9 +127,7 @@ def test_null_becomes_nan(run: Write) -> None:
 def test_nothing_to_report_is_said_in_one_sentence_with_the_way_out(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"nowhere does not exist: give the folder"):
         collect(tmp_path / "nowhere")
-    with pytest.raises(
-        BadInput, match=r"there are no usable runs in .*: give the folder that 'fedkin run' wrote"
-    ):
+    with pytest.raises(BadInput, match=r"there are no usable runs in .*: give the folder that 'fedkin run' wrote"):
         collect(tmp_path)
     (tmp_path / "config.json").write_text('{"compiler": "of another program"}')
     with pytest.raises(BadInput, match="no usable runs"):
@@ -457,9 +455,7 @@ def test_one_round_is_a_point(run: Write, tmp_path: Path) -> None:
     assert inside(figure)
 
 
-def test_a_run_that_blows_up_ends_in_a_cross_and_does_not_flatten_the_others(
-    run: Write, tmp_path: Path
-) -> None:
+def test_a_run_that_blows_up_ends_in_a_cross_and_does_not_flatten_the_others(run: Write, tmp_path: Path) -> None:
     run("a", FEDAVG)
     folder = run("b", FEDKIN, None, 0.1, status="diverged", diverged_at=7, rounds=8)
     records = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]

@@ -1,0 +1,44 @@
+"""Federated learning for clients whose data differ: clients learn from their kin."""
+
+from fedkin.algorithms import Algorithm, FedAvg, FedKin, FedProx, FedSGD
+from fedkin.datasets import Dataset, from_arrays, load
+from fedkin.errors import BadInput
+from fedkin.experiment import Result, plot, run, train
+from fedkin.federation import Clients, Federation
+from fedkin.graph import SimilarityGraph, build_graph, message
+from fedkin.local import Local
+from fedkin.models import MLP, Model, Module, Softmax, build_model
+from fedkin.partition import federate, from_clients
+from fedkin.schedules import Schedule
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "MLP",
+    "Algorithm",
+    "BadInput",
+    "Clients",
+    "Dataset",
+    "FedAvg",
+    "FedKin",
+    "FedProx",
+    "FedSGD",
+    "Federation",
+    "Local",
+    "Model",
+    "Module",
+    "Result",
+    "Schedule",
+    "SimilarityGraph",
+    "Softmax",
+    "build_graph",
+    "build_model",
+    "federate",
+    "from_arrays",
+    "from_clients",
+    "load",
+    "message",
+    "plot",
+    "run",
+    "train",
+]

@@ -45,7 +45,7 @@ class Algorithm:
         check_range(self.step_size, "step_size", above=0)
 
     def at(self, round: int) -> Self:
-        """This algorithm in one round: every schedule replaced by its value there."""
+        """The algorithm as it is in one round: every schedule replaced by its value there."""
         now = {f.name: v(round) for f in fields(self) if isinstance(v := getattr(self, f.name), Schedule)}
         return replace(self, **now) if now else self
 

@@ -51,9 +51,9 @@ class Partition(Section):
     group            instead: a natural split by a group key of the data, such as writer
     """
 
-    clients: int = Field(100, ge=2)
-    class_imbalance: float = Field(0.0, ge=0, allow_inf_nan=False)
-    size_imbalance: float = Field(0.0, ge=0, allow_inf_nan=False)
+    clients: int = Field(default=100, ge=2)
+    class_imbalance: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    size_imbalance: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     scheme: Literal["paper", "published"] = "published"
     group: str | None = None
 
@@ -70,7 +70,7 @@ class Graph(Section):
     kind: Literal["similarity", "uniform", "shuffled", "global"] = "similarity"
     weights: Literal["adjacency", "uniform", "samples"] = "adjacency"
     pixels: Literal["raw", "preprocessed"] = "raw"
-    floor: float = Field(0.0, ge=0, lt=1)
+    floor: float = Field(default=0.0, ge=0, lt=1)
 
 
 class ModelSection(Section):
@@ -82,7 +82,7 @@ class ModelSection(Section):
     """
 
     kind: str = "softmax"
-    hidden: int = Field(128, ge=1)
+    hidden: int = Field(default=128, ge=1)
     args: dict[str, Any] = Field(default_factory=dict)
 
 
@@ -111,12 +111,12 @@ class LocalSection(Section):
     """
 
     step_size: float | Scheduled = 1e-3
-    epochs: int = Field(10, ge=1)
+    epochs: int = Field(default=10, ge=1)
     batch_size: int | Literal["all"] = 256
-    steps: int = Field(0, ge=0)
+    steps: int = Field(default=0, ge=0)
     order: Literal["fixed", "shuffled"] = "fixed"
-    l2: float = Field(1e-4, ge=0, allow_inf_nan=False)
-    clip: float = Field(float("inf"), gt=0)
+    l2: float = Field(default=1e-4, ge=0, allow_inf_nan=False)
+    clip: float = Field(default=float("inf"), gt=0)
 
     def work(self) -> Local:
         """As the engine uses it."""
@@ -180,13 +180,13 @@ class Experiment(Section):
     """
 
     name: str = "experiment"
-    seed: int = Field(0, ge=0)
-    rounds: int = Field(200, ge=1)
-    threshold: float = Field(0.75, gt=0, le=1)
+    seed: int = Field(default=0, ge=0)
+    rounds: int = Field(default=200, ge=1)
+    threshold: float = Field(default=0.75, gt=0, le=1)
     take_part: int | Literal["all"] = "all"
     device: str = "cpu"
-    threads: int = Field(0, ge=0)
-    checkpoint_every: int = Field(10, ge=1)
+    threads: int = Field(default=0, ge=0)
+    checkpoint_every: int = Field(default=10, ge=1)
     data: Data = Data()
     partition: Partition = Partition()
     graph: Graph = Graph()
@@ -258,7 +258,7 @@ def plans(source: Path | str | Mapping[str, Any] | None = None, overrides: Seque
 def read(source: Path | str | Mapping[str, Any] | None) -> Settings:
     """The raw settings of a file, a dictionary or, for None, the embedded default."""
     if isinstance(source, Mapping):
-        return _copied(dict(source))
+        return {key: _copied(value) for key, value in source.items()}
     try:
         text = default_text() if source is None else Path(source).read_text(encoding="utf-8")
         settings = tomllib.loads(text)

@@ -27,9 +27,7 @@ from fedkin.errors import BadInput, nearest
 
 Array = NDArray[Any]
 
-MOST_CLASSES = (
-    100_000  # a label above is an identifier, not a class: the models hold a row of weights a class
-)
+MOST_CLASSES = 100_000  # a label above is an identifier, not a class: the models hold a row of weights a class
 BLOCK = 4096  # rows handled at a time where a whole temporary copy would be too much memory
 
 
@@ -93,12 +91,8 @@ _HUB = {
         {"writer_id": "writer", "hsf_id": "hsf"},
         inverted=True,
     ),
-    "cifar10": _Hub(
-        "uoft-cs/cifar10", "img", "label", (32, 32, 3), {"train": 50_000, "test": 10_000}, 10, {}
-    ),
-    "cifar100": _Hub(
-        "uoft-cs/cifar100", "img", "fine_label", (32, 32, 3), {"train": 50_000, "test": 10_000}, 100, {}
-    ),
+    "cifar10": _Hub("uoft-cs/cifar10", "img", "label", (32, 32, 3), {"train": 50_000, "test": 10_000}, 10, {}),
+    "cifar100": _Hub("uoft-cs/cifar100", "img", "fine_label", (32, 32, 3), {"train": 50_000, "test": 10_000}, 100, {}),
 }
 
 NAMES = ("digits", *_HUB)
@@ -126,9 +120,7 @@ def load(source: str | Path = "digits", data_dir: Path | None = None, *, seed: i
             arrays = _read(path)
         return from_arrays(arrays["x"].astype(np.float32) / 16, arrays["y"], name=name, seed=seed)
     if name not in _HUB:
-        raise BadInput(
-            f"there is no data set '{name}'{nearest(name, NAMES)}, nor is it a path ending in .npz"
-        )
+        raise BadInput(f"there is no data set '{name}'{nearest(name, NAMES)}, nor is it a path ending in .npz")
     cache = _cache_dir()
     if data_dir is None:
         data_dir = Path(given) if (given := os.environ.get("FEDKIN_DATA")) else cache
@@ -160,13 +152,9 @@ def from_arrays(
     sources = _groups(name, "train", groups, len(x_train))
     if x_test is None and y_test is None:
         if groups_test:
-            raise BadInput(
-                f"{name}: groups of the testing part are given without x_test and y_test: give these too"
-            )
+            raise BadInput(f"{name}: groups of the testing part are given without x_test and y_test: give these too")
         if len(x_train) < 2:
-            raise BadInput(
-                f"{name}: a single sample cannot be split into a training and a testing part: give more"
-            )
+            raise BadInput(f"{name}: a single sample cannot be split into a training and a testing part: give more")
         test = np.zeros(len(x_train), dtype=bool)
         test[stream(seed, "testing part").permutation(len(x_train))[: max(1, len(x_train) // 5)]] = True
         x_test, y_test, sources_test = (
@@ -225,9 +213,7 @@ def sample_shape(x: Array) -> tuple[int, ...]:
 PREPROCESSING = ("half", "none", "standardise")
 
 
-def preprocessing(
-    kind: str, raw_train: NDArray[np.float32]
-) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+def preprocessing(kind: str, raw_train: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """The shift and scale, (D,) each, of the map x = (raw − shift) / scale.
 
     half         shift 0.5, scale 0.5: [0, 1] becomes [−1, 1]
@@ -267,9 +253,7 @@ def from_hub(name: str, parts: Mapping[str, Any]) -> dict[str, Array]:
     with Progress(console=Console(stderr=True), transient=True) as progress:
         for part in hub.samples:
             if part not in parts:
-                raise BadInput(
-                    f"{hub.address} has no part '{part}' on the hub, so {name} cannot be made from it"
-                )
+                raise BadInput(f"{hub.address} has no part '{part}' on the hub, so {name} cannot be made from it")
             table = parts[part]
             wanted = {hub.image, hub.label, *hub.groups}
             if missing := wanted - set(table.column_names):
@@ -281,9 +265,7 @@ def from_hub(name: str, parts: Mapping[str, Any]) -> dict[str, Array]:
                 table = table.select(np.flatnonzero(labels < hub.classes))
                 labels = labels[labels < hub.classes]
             if not ((labels >= 0) & (labels < hub.classes)).all():
-                raise BadInput(
-                    f"{hub.address} holds labels outside 0 to {hub.classes - 1}: {name} cannot be trusted"
-                )
+                raise BadInput(f"{hub.address} holds labels outside 0 to {hub.classes - 1}: {name} cannot be trusted")
             x = np.empty((len(table), *hub.shape), dtype=np.uint8)
             bar = progress.add_task(f"{name}: {part} images", total=len(table))
             row = 0
@@ -369,8 +351,7 @@ def _store(arrays: Mapping[str, Any], path: Path) -> Path:
         partial.replace(path)
     except OSError as error:
         raise BadInput(
-            f"{path} cannot be written ({error.strerror or error}): "
-            "choose another directory with --data or FEDKIN_DATA"
+            f"{path} cannot be written ({error.strerror or error}): choose another directory with --data or FEDKIN_DATA"
         ) from error
     finally:
         if partial is not None:
@@ -391,9 +372,7 @@ def _read(path: Path) -> dict[str, Array]:
             arrays = {key: file[key] for key in file.files}
     except BadInput:
         raise
-    except (
-        Exception
-    ) as error:  # the readers of the zip, of deflate and of the header all have errors of their own
+    except Exception as error:  # the readers of the zip, of deflate and of the header all have errors of their own
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise BadInput(
             f"{path} cannot be read ({reason}): it is damaged, no npz file, or holds Python objects; "
@@ -464,21 +443,15 @@ def _samples(name: str, part: str, x: ArrayLike, y: ArrayLike) -> tuple[Array, N
         )
     if features.size == 0:
         raise BadInput(f"{name}: x_{part} is empty, of shape {features.shape}: give samples with features")
-    most = np.finfo(
-        np.float32
-    ).max  # more is infinite in the federation's float32; a NaN fails every comparison
+    most = np.finfo(np.float32).max  # more is infinite in the federation's float32; a NaN fails every comparison
     if features.dtype.kind == "f" and not (features.min() >= -most and features.max() <= most):
         raise BadInput(f"{name}: x_{part} contains NaN or infinite values: clean the data first")
     bad = ~np.isfinite(labels) if labels.dtype.kind == "f" else np.zeros(len(labels), dtype=bool)
     bad |= (labels < 0) | (labels != np.floor(labels))
     if bad.any():
-        raise BadInput(
-            f"{name}: y_{part} holds the label {labels[bad][0]}: labels must be whole numbers from 0 on"
-        )
+        raise BadInput(f"{name}: y_{part} holds the label {labels[bad][0]}: labels must be whole numbers from 0 on")
     if labels.max() >= MOST_CLASSES:
-        raise BadInput(
-            f"{name}: y_{part} holds the label {labels.max()}: number the classes 0, 1, 2 and so on"
-        )
+        raise BadInput(f"{name}: y_{part} holds the label {labels.max()}: number the classes 0, 1, 2 and so on")
     return features, labels.astype(np.int64)
 
 

@@ -4,9 +4,7 @@ One round is  select → send → step × E → reply → checks → combine.  W
 the L2 penalty, gradient clipping, clients with different numbers of steps, sampling of clients. An algorithm never
 sees more than stacked tensors, and the engine never asks which algorithm it is.
 
-Clients are processed in cohorts that fit the cache: one large client at a time, many tiny ones stacked. Cohorts are
-dealt to threads that each use one core: for such small products that is faster than all cores at one product, and it
-makes the result independent of the number of threads.
+Clients are processed in cohorts that fit the cache: one large client at a time, many tiny ones stacked.
 """
 
 from collections.abc import Callable, Iterator
@@ -24,10 +22,12 @@ from fedkin.federation import Federation
 from fedkin.graph import SimilarityGraph
 from fedkin.local import Local
 from fedkin.models import Model, Softmax, seeded
-from fedkin.spaces import Dealt, Plain, Prepared, Samples, Space, prepare, samples_pay
+from fedkin.spaces import Dealt, Plain, Prepared, Samples, prepare, samples_pay
 
-# A cohort's batch holds at most this many numbers (4 bytes each), so that it stays in a core's cache.
-COHORT_NUMBERS = 1 << 18
+# A cohort holds at most this many numbers (4 bytes each) that every step goes through, so that they stay in the cache:
+# a core's own for a batch of samples, the one all cores share for Gram matrices.
+BATCH_NUMBERS = 1 << 18
+GRAM_NUMBERS = 3 << 20
 
 # Purposes of random numbers: every draw is keyed by (seed, purpose, …), so that no draw depends on how many came
 # before it. That is what makes a resumed run equal an uninterrupted one.
@@ -57,7 +57,7 @@ class Simulation:
     algorithm: Algorithm
     graph: SimilarityGraph
     weights: NDArray[np.float64]
-    local: Local = Local()
+    local: Local = field(default_factory=Local)
     take_part: int | None = None
     seed: int = 0
     stacked: bool = True
@@ -67,8 +67,13 @@ class Simulation:
         clients = len(self.federation.train)
         if self.take_part is not None and not 1 <= self.take_part <= clients:
             raise BadInput(
-                f"take_part = {self.take_part} is out of range: between 1 and all {clients} clients can take part in a round"
+                f"take_part = {self.take_part} is out of range: from 1 to all {clients} clients take part in a round"
             )
+
+    @property
+    def all_present(self) -> bool:
+        """Whether every client takes part in every round."""
+        return self.take_part is None or self.take_part == len(self.federation.train)
 
     @property
     def device(self) -> torch.device:
@@ -90,20 +95,20 @@ class Simulation:
         replies: Tensors = {}
         memory = {name: value.clone() for name, value in state.memory.items()}
 
-        def work(places: NDArray[np.int64]) -> None:
-            """The local work of a cohort, given by its places among those present; each writes its own rows."""
-            cohort = who[places]
+        def work(cohort: Cohort) -> None:
+            """The local work of a cohort, which writes its own rows of what all send back."""
+            places, clients = cohort.places, who[cohort.places]
             mine = {name: value[..., places, :] for name, value in got.items()}
-            own = {name: value[..., cohort, :] for name, value in memory.items()}
-            w, own, steps = self._local_work(algorithm, local, cohort, mine, own, state.round)
+            own = {name: value[..., clients, :] for name, value in memory.items()}
+            w, own, steps = self._local_work(algorithm, local, clients, cohort.in_samples, mine, own, state.round)
             for name, value in algorithm.reply(w, mine, own, steps).items():
                 whole = replies.setdefault(name, value.new_empty(*value.shape[:-2], len(who), value.shape[-1]))
                 whole[..., places, :] = value
             for name, value in own.items():
-                memory[name][..., cohort, :] = value
+                memory[name][..., clients, :] = value
 
         with seeded(_key(self.seed, NOISE, state.round)):
-            self._each(work, list(self._cohorts(who, local)))
+            self._each(work, list(self._cohorts(who, local, plain_only=bool(memory))))
         present = self.weights[who]
         p = torch.as_tensor(present / present.sum(), dtype=torch.float32, device=self.device)
         return State(algorithm.combine(state.server, replies, who, p), memory, state.round + 1)
@@ -111,59 +116,75 @@ class Simulation:
     def select(self, round: int) -> NDArray[np.int64]:
         """The clients of a round, ascending."""
         clients = len(self.federation.train)
-        if self.take_part is None or self.take_part == clients:
+        if self.all_present:
             return np.arange(clients)
         rng = np.random.default_rng([self.seed, SELECT, round])
         return np.sort(rng.choice(clients, self.take_part, replace=False))
 
-    def _each(self, work: Callable[[NDArray[np.int64]], None], cohorts: list[NDArray[np.int64]]) -> None:
-        """Do the work of every cohort, one thread a core."""
+    def _each(self, work: Callable[["Cohort"], None], cohorts: list["Cohort"]) -> None:
+        """Do the work of every cohort.
+
+        In sample space a step is one stack of products, over which PyTorch spreads its threads well. Plain cohorts go
+        to threads of one core each: their products are too small to be worth splitting.
+        """
         threads = torch.get_num_threads() if self.device.type == "cpu" else 1
-        first, *rest = cohorts
+        first, *rest = sorted(cohorts, key=lambda cohort: not cohort.in_samples)
+        work(first)  # so that what the threads write into exists
+        together = [cohort for cohort in rest if not cohort.in_samples]
+        for cohort in rest[: len(rest) - len(together)]:
+            work(cohort)
+        if threads == 1 or len(together) < 2:
+            for cohort in together:
+                work(cohort)
+            return
         torch.set_num_threads(1)
         try:
-            work(first)  # alone, so that what the cohorts write into exists
-            if threads == 1 or len(rest) <= 1:
-                for places in rest:
-                    work(places)
-            else:
-                with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-                    list(pool.map(work, rest))
+            with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+                list(pool.map(work, together))
         finally:
             torch.set_num_threads(threads)
 
-    def _cohorts(self, who: NDArray[np.int64], local: Local) -> Iterator[NDArray[np.int64]]:
-        """Places in `who`, grouped so that clients of like size are stacked while their batches fit the cache."""
+    def _cohorts(self, who: NDArray[np.int64], local: Local, plain_only: bool) -> Iterator["Cohort"]:
+        """Group those present so that clients of like size are stacked while what they work on fits the cache."""
         sizes = self.federation.train.sizes[who]
         if not self.stacked:
-            yield from np.arange(len(who))[:, None]
+            yield from (Cohort(place, in_samples=False) for place in np.arange(len(who))[:, None])
             return
-        cohort: list[int] = []
+        pays = {n: not plain_only and samples_pay(local, n, self.model, self.all_present) for n in set(sizes.tolist())}
+        group: list[int] = []
         for place in np.argsort(-sizes, kind="stable").tolist():
-            # Sizes fall, so the first client of a cohort has the most samples and the widest batch.
-            most = int(sizes[cohort[0] if cohort else place])
-            room = COHORT_NUMBERS // (local.width(most) * self.federation.features)
-            if cohort and (len(cohort) >= room or local.count(int(sizes[place])) < local.count(most)):
-                yield np.array(cohort)
-                cohort = []
-            cohort.append(place)
-        yield np.array(cohort)
+            n = int(sizes[place])
+            # Sizes fall, so the first client of a group has the most samples and the widest batch.
+            most = int(sizes[group[0]]) if group else n
+            if pays[most]:
+                # In sample space clients are stacked only if their batches lie in the same places.
+                same_steps = local.count(n) == local.count(most) and 4 * n >= 3 * most
+                aligned = local.order == "fixed" and not local.steps and same_steps
+                room = GRAM_NUMBERS // most**2 if aligned else 1
+            else:
+                room = BATCH_NUMBERS // (local.width(most) * self.federation.features)
+            if group and (len(group) >= room or pays[n] != pays[most]):
+                yield Cohort(np.array(group), pays[most])
+                group = []
+            group.append(place)
+        yield Cohort(np.array(group), pays[int(sizes[group[0]])])
 
     def _local_work(
         self,
         algorithm: Algorithm,
         local: Local,
-        cohort: NDArray[np.int64],
+        clients: NDArray[np.int64],
+        in_samples: bool,
         got: Tensors,
         memory: Tensors,
         round: int,
     ) -> tuple[Tensor, Tensors, Tensor]:
         """All local steps of a cohort; how many each client took is returned too."""
+        train = self.federation.train
         dealt = [
-            local.batches(int(self.federation.train.sizes[i]), np.random.default_rng([self.seed, BATCHES, round, i]))
-            for i in cohort
+            local.batches(int(train.sizes[i]), np.random.default_rng([self.seed, BATCHES, round, i])) for i in clients
         ]
-        space = self._space(local, cohort, dealt, memory)
+        space = self._samples(local, clients, dealt) if in_samples else Plain(self.model, local, train, clients, dealt)
         vectors = space.lift(got)
         w = vectors["model"]
         for k in range(max(map(len, dealt))):
@@ -172,24 +193,22 @@ class Simulation:
         steps = torch.tensor([len(batches) for batches in dealt], device=self.device)
         return space.lower(w), memory, steps
 
-    def _space(self, local: Local, cohort: NDArray[np.int64], dealt: Dealt, memory: Tensors) -> Space:
-        """Where a cohort's steps are quickest."""
-        clients, model = self.federation.train, self.model
-        aligned = len(cohort) == 1 or (local.order == "fixed" and not local.steps and len({*map(len, dealt)}) == 1)
-        kept = self.take_part is None
-        if (
-            self.stacked
-            and isinstance(model, Softmax)
-            and not memory
-            and aligned
-            and samples_pay(local, clients.sizes[cohort], model.features, model.classes, kept)
-        ):
-            key = cohort.tobytes()
-            ready = self._prepared.get(key) or prepare(clients, cohort, model.classes)
-            if kept:
-                self._prepared[key] = ready
-            return Samples(model, local, ready, dealt)
-        return Plain(model, local, clients, cohort, dealt)
+    def _samples(self, local: Local, clients: NDArray[np.int64], dealt: Dealt) -> Samples:
+        """Sample space for a cohort, with its Gram matrices kept if the same cohort comes again every round."""
+        assert isinstance(self.model, Softmax)
+        key = clients.tobytes()
+        ready = self._prepared.get(key) or prepare(self.federation.train, clients, self.model.classes)
+        if self.all_present:
+            self._prepared[key] = ready
+        return Samples(self.model, local, ready, dealt)
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """Clients that are processed together: their places among those present, and where they work."""
+
+    places: NDArray[np.int64]
+    in_samples: bool
 
 
 def _key(*parts: int) -> int:

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ from fedkin.local import Local
 from fedkin.models import Model, build_model
 from fedkin.partition import federate
 from fedkin.progress import Listener, Silent
+from fedkin.schedules import Schedule
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -36,7 +37,8 @@ class Result:
     """A finished run: its rounds as arrays, what they come to, and the global model w̄ (P,)."""
 
     name: str
-    rounds: list[Record]
+    config: Record = field(repr=False)
+    rounds: list[Record] = field(repr=False)
     summary: Record
     model: Tensor = field(repr=False)
     folder: Path | None = None
@@ -60,7 +62,19 @@ def plot(results: Sequence[Result], path: Path | str | None = None) -> "Figure":
     """The curves of several results in one figure, saved if a path is given (png, pdf, svg)."""
     from fedkin import report  # matplotlib is slow to import and not needed to train
 
-    figure = report.curves([report.Run.of(r.name, r.rounds, r.summary) for r in results])
+    runs = [
+        report.Run(
+            folder=r.folder or Path(f"{place}"),
+            experiment=str(r.config.get("name", "")),
+            name=r.name,
+            config=r.config,
+            rounds={quantity: getattr(r, quantity) for quantity in r.rounds[0]},
+            summary=r.summary,
+            status=str(r.summary["status"]),
+        )
+        for place, r in enumerate(results)
+    ]
+    figure = report.curves(report.told_apart(runs))
     if path is not None:
         figure.savefig(path)
     return figure
@@ -89,7 +103,17 @@ def train(
     done: list[Record] = []
     state = _play(simulation, simulation.start(), rounds, lambda _, record: done.append(record))
     name = type(algorithm).__name__
-    return Result(name, done, _summary(algorithm, done, threshold), state.server["model"])
+    knobs = {f.name: _plain(getattr(algorithm, f.name)) for f in fields(algorithm)}
+    config = {"algorithm": {"name": name.lower(), **knobs}, "threshold": threshold, "rounds": rounds, "seed": seed}
+    summary = {"algorithm": name.lower(), "hyperparameters": knobs, **records.summarise(done, threshold)}
+    return Result(name, config, done, summary, state.server["model"])
+
+
+def _plain(hyper: Any) -> Any:
+    """A hyper-parameter as it is written in a configuration."""
+    if isinstance(hyper, Schedule):
+        return {"from": hyper.start, "to": hyper.end, "over": hyper.over, "shape": hyper.shape}
+    return hyper
 
 
 def _play(simulation: Simulation, state: State, rounds: int, after: Any) -> State:
@@ -103,10 +127,6 @@ def _play(simulation: Simulation, state: State, rounds: int, after: Any) -> Stat
         if not np.isfinite(measured["train_loss"]):
             break
     return state
-
-
-def _summary(algorithm: Algorithm, done: list[Record], threshold: float) -> Record:
-    return {"algorithm": type(algorithm).__name__.lower(), **records.summarise(done, threshold)}
 
 
 def run(
@@ -132,8 +152,9 @@ def run(
 def _run(plan: Plan, out: Path, preparation: "Preparation", fresh: bool) -> Result:
     config, listener = plan.config, preparation.listener
     folder = records.RunFolder(out / config.name / plan.name)
-    with folder.opened(config.model_dump(mode="json", by_alias=True), fresh=fresh):
-        if kept := _kept(folder, config, plan.name):
+    settings = config.model_dump(mode="json", by_alias=True)
+    with folder.opened(settings, fresh=fresh):
+        if kept := _kept(folder, config, plan.name, settings):
             listener.end(plan.name, kept.summary, True)
             return kept
         if config.threads:
@@ -158,10 +179,10 @@ def _run(plan: Plan, out: Path, preparation: "Preparation", fresh: bool) -> Resu
         summary = describe(plan, done)
         folder.finish(summary, state.server["model"])
         listener.end(plan.name, summary, False)
-        return Result(plan.name, done, summary, state.server["model"], folder.path)
+        return Result(plan.name, settings, done, summary, state.server["model"], folder.path)
 
 
-def _kept(folder: records.RunFolder, config: Experiment, name: str) -> Result | None:
+def _kept(folder: records.RunFolder, config: Experiment, name: str, settings: Record) -> Result | None:
     """The result in the folder, if the run has ended and everything of it is sound."""
     summary, done, model = (
         folder.summary(),
@@ -172,7 +193,7 @@ def _kept(folder: records.RunFolder, config: Experiment, name: str) -> Result | 
         return None
     if summary["status"] == "finished" and len(done) != config.rounds:
         return None
-    return Result(name, done, summary, model[0]["model"], folder.path)
+    return Result(name, settings, done, summary, model[0]["model"], folder.path)
 
 
 def describe(plan: Plan, done: list[Record]) -> Record:

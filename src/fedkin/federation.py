@@ -86,7 +86,7 @@ class Federation:
                 )
             if not torch.isfinite(clients.x).all():
                 raise BadInput(f"the {part} features contain NaN or infinite values: clean the data first")
-            if len(clients.y) and not (0 <= int(clients.y.min()) and int(clients.y.max()) < self.classes):
+            if int(clients.y.min()) < 0 or int(clients.y.max()) >= self.classes:
                 raise BadInput(
                     f"{part} labels run from {int(clients.y.min())} to {int(clients.y.max())} "
                     f"but must lie between 0 and {self.classes - 1}: renumber them from 0"

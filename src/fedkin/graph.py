@@ -37,10 +37,9 @@ def message(x: ArrayLike) -> Floats:
     array([1., 0.])
     """
     x = np.asarray(x, dtype=np.float64)
-    n, features = x.shape
     if not x.any():
         raise BadInput("a client whose samples are all zero has no principal component: leave that client out")
-    m = x[0] if n == 1 else _top_right_singular_vector(x)
+    m = x[0] if len(x) == 1 else _top_right_singular_vector(x)
     m = m / np.linalg.norm(m)
     mean = x.mean(axis=0)
     side = m @ mean
@@ -127,7 +126,8 @@ class SimilarityGraph:
 
     def relabelled(self, order: Sequence[int] | NDArray[np.int64]) -> "SimilarityGraph":
         """The same graph where client j takes the place of client `order[j]`."""
-        pick = np.ix_(order, order)
+        places = np.asarray(order, dtype=np.int64)
+        pick = np.ix_(places, places)
         mis = None if self.misalignment is None else self.misalignment[pick]
         return SimilarityGraph(self.adjacency[pick], mis)
 
@@ -153,7 +153,7 @@ class SimilarityGraph:
     def mixing(self) -> Floats:
         """p_in / pᵢ, rows that sum to 1, or to 0 for a client without neighbours, (C, C)."""
         strength = self.adjacency.sum(axis=1, keepdims=True)
-        return np.divide(self.adjacency, strength, out=np.zeros_like(self.adjacency), where=strength > 0)
+        return np.asarray(np.divide(self.adjacency, strength, out=np.zeros_like(self.adjacency), where=strength > 0))
 
     @property
     def laplacian(self) -> Floats:
@@ -182,7 +182,7 @@ class SimilarityGraph:
             case "uniform":
                 return np.full(len(self), 1 / len(self))
             case "samples":
-                return sizes / sizes.sum()
+                return np.asarray(sizes / sizes.sum())
         raise BadInput(f"unknown weights '{scheme}': choose adjacency, uniform or samples")
 
 

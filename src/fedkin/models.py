@@ -57,7 +57,7 @@ def linear_start(inputs: int, outputs: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Layer:
-    """Where a linear layer z = W x + b lies in the flat vector: W (outputs, inputs) from `first` on, then b (outputs)."""
+    """Where a linear layer z = W x + b lies in the flat vector: W (outputs, inputs) from `first` on, then b."""
 
     inputs: int
     outputs: int
@@ -217,7 +217,7 @@ class Module:
     def named(self, w: Tensor) -> dict[str, Tensor]:
         """The flat vector (P,) as the module's named parameters."""
         shapes = {name: p.shape for name, p in self.net.named_parameters()}
-        pieces = w.split([math.prod(s) for s in shapes.values()])
+        pieces = torch.split(w, [math.prod(s) for s in shapes.values()])
         return {name: piece.view(s) for (name, s), piece in zip(shapes.items(), pieces, strict=True)}
 
     def _apply(self, w: Tensor, x: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from fedkin.federation import Clients, Federation, from_rows
 
 Indices = NDArray[np.int64]
 Floats = NDArray[np.float64]
+Random = np.random.Generator | np.random.RandomState
 Parts = tuple[tuple[str, ...], list[Indices]]  # the clients' names, or none, and the samples of each
 
 
@@ -27,7 +28,7 @@ def split(
     class_imbalance: float = 0.0,
     size_imbalance: float = 0.0,
     scheme: str = "published",
-    rng: np.random.Generator,
+    rng: Random,
 ) -> list[Indices]:
     """The samples of each of C clients, as indices into `labels`; every sample goes to exactly one client.
 
@@ -47,11 +48,11 @@ def split(
     if clients > len(y):
         raise BadInput(f"{clients} clients cannot share {len(y)} samples: use at most {len(y)} clients")
     kinds, of_kind = np.unique(y, return_inverse=True)
-    pools = [rng.permutation(np.flatnonzero(of_kind == k)) for k in range(len(kinds))]
+    pools = [np.flatnonzero(of_kind == k) for k in range(len(kinds))]
     return SCHEMES[scheme](pools, clients, class_imbalance, size_imbalance, rng)
 
 
-def _paper(pools: list[Indices], clients: int, a: float, b: float, rng: np.random.Generator) -> list[Indices]:
+def _paper(pools: list[Indices], clients: int, a: float, b: float, rng: Random) -> list[Indices]:
     """Divide as the paper's text says; the client sizes come out as drawn.
 
     sizes   nᵢ from a log-normal with median N/C and deviation b, rescaled to sum to N, rounded
@@ -59,12 +60,11 @@ def _paper(pools: list[Indices], clients: int, a: float, b: float, rng: np.rando
     first   in random order, client i takes ⌊nᵢ qᵢₖ⌋ of each class k, as far as the class lasts
     then    in random order, client i fills up to nᵢ from what is left, r: class k in proportion to qᵢₖ rₖ
     """
+    pools = [rng.permutation(pool) for pool in pools]
     left = np.array([len(pool) for pool in pools])
     sizes = _round(_log_normal(clients, b, rng) * left.sum(), int(left.sum()))
-    if a == 0:
-        mixes = np.tile(left / left.sum(), (clients, 1))
-    else:
-        mixes = np.exp(_log_dirichlet(clients, len(pools), a, rng))
+    balanced = np.tile(left / left.sum(), (clients, 1))
+    mixes = balanced if a == 0 else np.exp(_log_dirichlet(clients, len(pools), a, rng))
     counts = np.zeros((clients, len(pools)), dtype=np.int64)
     for i in rng.permutation(clients):
         counts[i] = np.minimum(_floor(sizes[i] * mixes[i]), left)
@@ -81,7 +81,7 @@ def _paper(pools: list[Indices], clients: int, a: float, b: float, rng: np.rando
     return [rng.permutation(np.concatenate(of_client)) for of_client in pieces]
 
 
-def _published(pools: list[Indices], clients: int, a: float, b: float, rng: np.random.Generator) -> list[Indices]:
+def _published(pools: list[Indices], clients: int, a: float, b: float, rng: Random) -> list[Indices]:
     """Divide as the published code does; a client's samples stay in the order in which it received them.
 
     sizes     nᵢ from a log-normal with median n = Σₖ ⌊Nₖ / C⌋ and deviation b, rescaled to sum to n C, cut to
@@ -92,15 +92,21 @@ def _published(pools: list[Indices], clients: int, a: float, b: float, rng: np.r
     then      class after class: each sample left goes to a client drawn with probability
               ∝ 1 + (eᵢₖ − received of class k) + ¼ max(0, Σₖ eᵢₖ − received so far)
 
-    The rows are normalised as logarithms, so that no row can vanish however small its draws are.
+    Random numbers are drawn in the same order as there (sizes, mixes, the order of each class, takers), so that from
+    NumPy's older generator, `RandomState(seed)`, come the very clients of the published runs.
     """
     each = sum(len(pool) // clients for pool in pools)
     sizes = np.full(clients, each) if b == 0 else _floor(_log_normal(clients, b, rng) * each * clients)
-    if a == 0:
-        mixes = np.full((clients, len(pools)), 1 / len(pools))
-    else:
-        mixes = np.exp(_normalised(_log_dirichlet(len(pools), clients, a, rng).T))
-    expected = _floor(sizes[:, None] * mixes)
+    mixes = np.full((clients, len(pools)), 1 / len(pools))
+    if a > 0:
+        over_clients = rng.dirichlet(np.full(clients, max(1 / a, 1e-300)), size=len(pools)).T
+        if not (over_clients.sum(axis=1) > 0).all():
+            # A client's draws have all underflowed (or all of a class's, to NaN): as logarithms they cannot.
+            over_clients = np.exp(_normalised(_log_dirichlet(len(pools), clients, a, rng).T))
+        mixes = over_clients
+    pools = [rng.permutation(pool) for pool in pools]
+    # No guard against rounding error here: whole numbers that it cuts short are cut short in the published runs too.
+    expected = np.floor(sizes[:, None] * mixes / mixes.sum(axis=1, keepdims=True)).astype(np.int64)
     # min(expected, left), in order: the running total of a class, cut off at its number of samples.
     running = np.minimum(np.cumsum(expected, axis=0), [len(pool) for pool in pools])
     counts = np.diff(running, axis=0, prepend=0)
@@ -116,7 +122,7 @@ def _published(pools: list[Indices], clients: int, a: float, b: float, rng: np.r
     return [np.concatenate(of_client) for of_client in pieces]
 
 
-SCHEMES: dict[str, Callable[[list[Indices], int, float, float, np.random.Generator], list[Indices]]] = {
+SCHEMES: dict[str, Callable[[list[Indices], int, float, float, Random], list[Indices]]] = {
     "paper": _paper,
     "published": _published,
 }
@@ -153,21 +159,21 @@ def _round(values: Floats, total: int) -> Indices:
     return whole
 
 
-def _log_normal(clients: int, b: float, rng: np.random.Generator) -> Floats:
+def _log_normal(clients: int, b: float, rng: Random) -> Floats:
     """Shares of the clients, summing to 1, log-normal with deviation b (the median cancels in the sum)."""
     exponent = min(b, 1e6) * rng.standard_normal(clients)  # beyond, one client has everything anyway
     shares = np.exp(exponent - exponent.max())
     return np.asarray(shares / shares.sum())
 
 
-def _log_dirichlet(draws: int, width: int, a: float, rng: np.random.Generator) -> Floats:
+def _log_dirichlet(draws: int, width: int, a: float, rng: Random) -> Floats:
     """Logarithms of draws from Dir((1/a)·1), one a row.
 
     A gamma variate of a tiny shape s underflows, its logarithm does not: Gamma(s) = Gamma(s + 1) · U^(1/s).
     """
     shape = min(max(1 / a, 1e-12), 1e12)  # beyond, a draw is one class alone, or perfectly even
     grown = np.log(rng.standard_gamma(shape + 1, size=(draws, width)))
-    return _normalised(grown + np.log(1 - rng.random((draws, width))) / shape)
+    return _normalised(grown + np.log(1 - rng.uniform(size=(draws, width))) / shape)
 
 
 def _normalised(logs: Floats) -> Floats:
@@ -212,9 +218,13 @@ def federate(
     train: Parts
     test: Parts
     if group is None:
+        # The published runs draw both parts from one generator, begun anew in between only for seeds other than 0.
+        older = np.random.RandomState(seed)
 
         def divided(labels: NDArray[np.int64], part: str) -> Parts:
-            rng = stream(seed, f"{part} clients")
+            rng: Random = stream(seed, f"{part} clients")
+            if scheme == "published":
+                rng = older if seed == 0 else np.random.RandomState(seed)
             a, b = class_imbalance, size_imbalance
             return (), split(labels, clients, class_imbalance=a, size_imbalance=b, scheme=scheme, rng=rng)
 

@@ -171,18 +171,21 @@ def collect(folder: Path | str) -> list[Run]:
         raise BadInput(
             f"there are no usable runs in {folder}: give the folder that 'fedkin run' wrote, or run an experiment first"
         )
-    told_apart = []
-    for peers in experiments(runs).values():
-        varying, shown = _varying(peers), _shown(peers)
-        told_apart += [
-            replace(
-                run,
-                shown=shown[run.algorithm],
-                settings={key: value for key, value in _settings(run).items() if key in varying},
-            )
-            for run in peers
-        ]
-    return sorted(told_apart, key=lambda run: (run.folder.parent, _order(run)))
+    apart = [run for peers in experiments(runs).values() for run in told_apart(peers)]
+    return sorted(apart, key=lambda run: (run.folder.parent, _order(run)))
+
+
+def told_apart(peers: Sequence[Run]) -> list[Run]:
+    """The runs of an experiment, each knowing in what it differs from the others."""
+    varying, shown = _varying(peers), _shown(peers)
+    return [
+        replace(
+            run,
+            shown=shown[run.algorithm],
+            settings={key: value for key, value in _settings(run).items() if key in varying},
+        )
+        for run in peers
+    ]
 
 
 def experiments(runs: Iterable[Run]) -> dict[Path, list[Run]]:

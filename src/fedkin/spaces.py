@@ -97,7 +97,7 @@ class Plain:
 
 
 def stack(clients: Clients, cohort: NDArray[np.int64], batches: Sequence[NDArray[np.int64]]) -> Batch:
-    """One batch of each client, given as positions among its samples; no copy where a single client's is a run of rows."""
+    """One batch of each client, given as positions among its samples; no copy if it is one client's run of rows."""
     device = clients.x.device
     counts = np.array([len(b) for b in batches])
     width = int(counts.max())
@@ -127,7 +127,7 @@ def is_zero(scalar: Scalar) -> bool:
 
 def shrink(norm: Tensor, clip: Scalar) -> Tensor:
     """The factor that cuts a vector of this norm to at most `clip`."""
-    return (clip / norm).clamp(max=1.0)
+    return torch.clamp(clip / norm, max=1.0)
 
 
 # -- samples -----------------------------------------------------------------------------------------------------------
@@ -162,7 +162,7 @@ class Combination:
 class Prepared:
     """A cohort's samples made ready for `Samples`, the same in every round.
 
-    x (c, n, D), ones (c, 1, n), onehot (c, K, n), gram (c, n, n) = x xᵀ + 1. Clients with fewer than n samples are
+    x (c, n, D), ones (c, 1, n), onehot (c, 1, K, n), gram (c, n, n) = x xᵀ + 1. Clients with fewer than n samples are
     filled up with rows of zeros, also in `ones`, so that the filling counts nowhere.
     """
 
@@ -192,7 +192,7 @@ def prepare(clients: Clients, cohort: NDArray[np.int64], classes: int) -> Prepar
                 1,
             )
     onehot = torch.nn.functional.one_hot(y, classes).mT.to(x) * ones
-    return Prepared(x, ones, onehot.contiguous(), (x @ x.mT).add_(ones.mT @ ones))
+    return Prepared(x, ones, onehot.contiguous()[:, None], torch.baddbmm(ones.mT @ ones, x, x.mT))
 
 
 class Samples:
@@ -243,7 +243,7 @@ class Samples:
         rows, mean, local = self.rows[k], self.mean[k], self.local
 
         def gradient(v: Combination) -> Combination:
-            z = sum(scalar * self._scores_of(name)[..., rows] for name, scalar in v.terms.items())
+            z = self._combined(v, rows)
             r = torch.softmax(z, dim=-2).sub_(self.ready.onehot[..., rows]).mul_(mean)
             name = f"fresh {len(self.fresh)}"
             self.fresh[name] = (r, rows)
@@ -251,6 +251,20 @@ class Samples:
             return g if local.clip is None else shrink(self._norm(g), local.clip) * g
 
         return gradient
+
+    def _combined(self, v: Combination, rows: Any) -> Tensor:
+        """Scores of some samples under a combination."""
+        z: Tensor | None = None
+        for name, scalar in v.terms.items():
+            part = self._scores_of(name)[..., rows]
+            if isinstance(scalar, Tensor):
+                z = part * scalar if z is None else torch.addcmul(z, part, scalar)
+            elif z is None:
+                z = part if scalar == 1 else part * scalar
+            else:
+                z = torch.add(z, part, alpha=scalar)
+        assert z is not None, "no algorithm asks for the gradient at nothing"
+        return z
 
     def settle(self, k: int, new: Combination, old: Combination) -> Combination:
         """Join the fresh residuals to the trail, whose scores change by r·gram."""
@@ -267,7 +281,10 @@ class Samples:
         for name, (r, rows) in self.fresh.items():
             if name in new.terms:
                 step = r * (new.terms[name] / scale)
-                self.trail[..., rows] += step
+                if isinstance(rows, slice):
+                    self.trail[..., rows].add_(step)
+                else:
+                    self.trail.index_add_(-1, rows, step)
                 whole, part = self.scores["trail"].flatten(1, 2), self.ready.gram[:, rows]
                 torch.baddbmm(whole, step.flatten(1, 2), part, out=whole)
         self.fresh.clear()
@@ -326,12 +343,14 @@ def squeezed(scalar: Scalar) -> Scalar:
     return scalar.squeeze(-1) if isinstance(scalar, Tensor) else scalar
 
 
-def samples_pay(local: Local, sizes: NDArray[np.int64], features: int, classes: int, kept: bool) -> bool:
-    """Whether a cohort's round takes fewer products in `Samples` than in `Plain`.
+def samples_pay(local: Local, samples: int, model: Model, kept: bool) -> bool:
+    """Whether a client's round takes fewer products in `Samples` than in `Plain`.
 
     With E passes over n samples: 2·E·n·D·K plainly, against E·n²·K for the steps, 3·n·D·K to enter and to leave, and
     n²·D for the Gram matrix unless it is kept from round to round.
     """
-    n, passes = float(sizes.max()), 1 if local.steps else local.epochs
-    gram = 0.0 if kept else n * features / classes
-    return passes * n + 3 * features + gram < 2 * passes * features
+    if not isinstance(model, Softmax):
+        return False
+    passes = 1 if local.steps else local.epochs
+    gram = 0.0 if kept else samples * model.features / model.classes
+    return passes * samples + 3 * model.features + gram < 2 * passes * model.features
