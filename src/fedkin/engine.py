@@ -22,7 +22,7 @@ from fedkin.federation import Federation
 from fedkin.graph import SimilarityGraph
 from fedkin.local import Local
 from fedkin.models import Model, Softmax, seeded
-from fedkin.spaces import Dealt, Plain, Prepared, Samples, prepare, samples_pay
+from fedkin.spaces import Dealt, Plain, Prepared, Samples, Space, prepare, samples_pay
 
 # A cohort holds at most this many numbers (4 bytes each) that every step goes through, so that they stay in the cache:
 # a core's own for a batch of samples, the one all cores share for Gram matrices.
@@ -107,7 +107,7 @@ class Simulation:
             for name, value in own.items():
                 memory[name][..., clients, :] = value
 
-        with seeded(_key(self.seed, NOISE, state.round)):
+        with seeded(torch_seed(self.seed, NOISE, state.round)):
             self._each(work, list(self._cohorts(who, local, plain_only=bool(memory))))
         present = self.weights[who]
         p = torch.as_tensor(present / present.sum(), dtype=torch.float32, device=self.device)
@@ -181,17 +181,11 @@ class Simulation:
     ) -> tuple[Tensor, Tensors, Tensor]:
         """All local steps of a cohort; how many each client took is returned too."""
         train = self.federation.train
-        dealt = [
-            local.batches(int(train.sizes[i]), np.random.default_rng([self.seed, BATCHES, round, i])) for i in clients
-        ]
+        dealt = [deal(local, int(train.sizes[i]), self.seed, round, int(i)) for i in clients]
         space = self._samples(local, clients, dealt) if in_samples else Plain(self.model, local, train, clients, dealt)
-        vectors = space.lift(got)
-        w = vectors["model"]
-        for k in range(max(map(len, dealt))):
-            new, memory = algorithm.step(w, vectors, memory, space.gradient(k))
-            w = space.settle(k, new, w)
+        w, memory = take_steps(algorithm, space, got, memory, max(map(len, dealt)))
         steps = torch.tensor([len(batches) for batches in dealt], device=self.device)
-        return space.lower(w), memory, steps
+        return w, memory, steps
 
     def _samples(self, local: Local, clients: NDArray[np.int64], dealt: Dealt) -> Samples:
         """Sample space for a cohort, with its Gram matrices kept if the same cohort comes again every round."""
@@ -203,6 +197,21 @@ class Simulation:
         return Samples(self.model, local, ready, dealt)
 
 
+def deal(local: Local, samples: int, seed: int, round: int, client: int) -> list[NDArray[np.int64]]:
+    """The batches of one client's round, drawn under a key of its own: the same wherever the client is."""
+    return local.batches(samples, np.random.default_rng([seed, BATCHES, round, client]))
+
+
+def take_steps(algorithm: Algorithm, space: Space, got: Tensors, memory: Tensors, steps: int) -> tuple[Tensor, Tensors]:
+    """The local loop, the only one there is: from w = w̄, so many steps in a space; then back to parameters."""
+    vectors = space.lift(got)
+    w = vectors["model"]
+    for k in range(steps):
+        new, memory = algorithm.step(w, vectors, memory, space.gradient(k))
+        w = space.settle(k, new, w)
+    return space.lower(w), memory
+
+
 @dataclass(frozen=True)
 class Cohort:
     """Clients that are processed together: their places among those present, and where they work."""
@@ -211,6 +220,6 @@ class Cohort:
     in_samples: bool
 
 
-def _key(*parts: int) -> int:
+def torch_seed(*parts: int) -> int:
     """One seed for PyTorch out of several numbers."""
     return int(np.random.SeedSequence(parts).generate_state(1, np.uint64)[0] >> np.uint64(1))
