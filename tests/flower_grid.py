@@ -1,0 +1,97 @@
+"""Nodes in this process: a Flower grid for the tests, with faults on demand."""
+
+from collections.abc import Callable, Iterable
+from uuid import uuid4
+
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.proto.node_pb2 import NodeInfo
+from flwr.serverapp import Grid
+from flwr.supercore.run import Run
+from flwr.supercore.task_identity import TaskIdentity
+
+Fault = Callable[[Message, Message], Message | None]  # (question, honest reply) → what is sent instead
+
+
+class Direct(Grid):
+    """Every node runs the same app. `faults` maps a partition to what happens to its replies.
+
+    nodes      node id → context; ids are random to Flower, here 1000 + partition to begin with
+    heartbeat  node id → when its last sign of life runs out; left out: none is known
+    """
+
+    def __init__(self, app: ClientApp, partitions: Iterable[int], seen: int = 5) -> None:
+        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
+        self.app, self.total = app, seen
+        self.nodes: dict[int, Context] = {}
+        self.faults: dict[int, Fault] = {}
+        self.heartbeat: dict[int, float] = {}
+        self.questions: list[Message] = []
+        self._replies: dict[str, Message] = {}
+        for partition in partitions:
+            self.join(partition)
+
+    def join(self, partition: int, node: int | None = None) -> None:
+        """A node connects."""
+        node = 1000 + partition if node is None else node
+        config: dict[str, bool | float | int | str] = {"partition-id": partition, "num-partitions": self.total}
+        self.nodes[node] = Context(1, node, config, RecordDict(), {})
+
+    def leave(self, node: int) -> None:
+        """A node disconnects."""
+        del self.nodes[node]
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Who is connected."""
+        return list(self.nodes)
+
+    def get_nodes(self) -> Iterable[NodeInfo]:
+        """Who is connected, with a made-up key."""
+        return [
+            NodeInfo(node_id=i, online_until=self.heartbeat.get(i, 0.0), public_key=f"key of {i}".encode())
+            for i in self.nodes
+        ]
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Run the app for each message at once."""
+        ids = []
+        for message in messages:
+            message.metadata.__dict__["_message_id"] = str(uuid4())
+            ids.append(message.metadata.message_id)
+            self.questions.append(message)
+            context = self.nodes.get(message.metadata.dst_node_id)
+            if context is None:
+                reply: Message | None = Message(Error(5, "node unavailable"), reply_to=message)
+            else:
+                try:
+                    reply = self.app(message, context)
+                except Exception as error:
+                    reply = Message(Error(2, f"{type(error)}:<'{error}'>"), reply_to=message)
+                fault = self.faults.get(int(context.node_config["partition-id"]))
+                if fault is not None:
+                    reply = fault(message, reply)
+            if reply is not None:
+                self._replies[message.metadata.message_id] = reply
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """What is there."""
+        return [self._replies.pop(i) for i in list(message_ids) if i in self._replies]
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        """Both."""
+        return self.pull_messages(self.push_messages(messages))
+
+    def set_run(self, run: Run) -> None:
+        """Not needed."""
+
+    @property
+    def run(self) -> Run:
+        """Not needed."""
+        raise NotImplementedError
+
+    def create_message(
+        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+    ) -> Message:
+        """As Flower does."""
+        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
