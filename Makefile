@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: help demo test check format clean
+.PHONY: help demo federation test check format clean
 
 help:  ## what there is
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -18,6 +18,9 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)  ## FedAvg, FedProx and FedKin race on real digits: table and figure
 	$(BIN)/fedkin run --out results
 	$(BIN)/fedkin report results/demo
+
+federation: $(READY)  ## the same race on Flower: a SuperLink and five SuperNodes on this machine
+	$(BIN)/python -m fedkin.flower_loopback examples/flower/digits --nodes 5
 
 check: $(READY)  ## formatting, lint and types
 	$(BIN)/ruff format --check src tests

@@ -386,7 +386,7 @@ def _plain(hyper: Any) -> Any:
 def _remember(result: Result, done: list[Record]) -> None:
     """Put the measurements of earlier rounds into the result."""
     for record in done:
-        numbers = {key: value for key, value in record.items() if isinstance(value, float) and key != "seconds"}
+        numbers: dict[str, Any] = {k: v for k, v in record.items() if isinstance(v, float) and k != "seconds"}
         if numbers:
             result.evaluate_metrics_serverapp[record["round"] + 1] = MetricRecord(numbers)
 

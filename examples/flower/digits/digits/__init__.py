@@ -1,0 +1,1 @@
+"""Handwritten digits at a few nodes, learned together."""

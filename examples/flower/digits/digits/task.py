@@ -1,0 +1,25 @@
+"""What server and nodes share: the model, and how the digits are divided."""
+
+from functools import cache
+
+from flwr.app import Context
+
+from fedkin import Federation, Softmax, federate, load
+
+MODEL = Softmax(features=64, classes=10)
+
+
+@cache
+def federation(nodes: int, class_imbalance: float, size_imbalance: float, seed: int) -> Federation:
+    """The embedded digits, divided among the nodes. In earnest every node has data of its own instead."""
+    return federate(
+        load("digits"), clients=nodes, class_imbalance=class_imbalance, size_imbalance=size_imbalance, seed=seed
+    )
+
+
+def of(context: Context) -> Federation:
+    """The federation that a run's configuration describes."""
+    config = context.run_config
+    return federation(
+        int(config["nodes"]), float(config["class-imbalance"]), float(config["size-imbalance"]), int(config["seed"])
+    )
