@@ -1,7 +1,7 @@
 """The Flower halves in one process: parity with the engine, identity, faults, resume, checks, cost."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,15 @@ from flower_grid import Direct, Fault
 MODEL = Softmax(64, 10)
 LOCAL = Local(epochs=2, batch_size=32, order="shuffled")
 KIN = FedKin(step_size=0.05, beta=0.5)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Products this small are not worth splitting, and threads that wait for each other crawl on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
