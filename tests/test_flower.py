@@ -135,9 +135,7 @@ def test_a_loop_of_the_users_own_makes_the_same_steps(federation: Federation, al
         x, y, _ = data(federation, context)
         return torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=32)
 
-    @app.query()
-    def query(msg: Message, context: Context) -> Message:
-        return introduce(msg, context, data(federation, context))
+    introduce(app, lambda context: data(federation, context))
 
     @app.train()
     def train(msg: Message, context: Context) -> Message:

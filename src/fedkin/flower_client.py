@@ -2,9 +2,7 @@
 
 `client_app` does it all. With a training loop of your own, use its parts in your `ClientApp`:
 
-    @app.query()
-    def query(msg, context):
-        return introduce(msg, context, loader)
+    introduce(app, load_data)                       # load_data(context) gives the node's data
 
     @app.train()
     def train(msg, context):
@@ -53,10 +51,7 @@ def client_app(model: Model | Callable[[], nn.Module], data: Callable[[Context],
     What to do (the algorithm, its hyper-parameters, epochs, batches) comes from the server with every round.
     """
     app = ClientApp()
-
-    @app.query()
-    def query(msg: Message, context: Context) -> Message:
-        return introduce(msg, context, data(context))
+    introduce(app, data)
 
     @app.train()
     def train(msg: Message, context: Context) -> Message:
@@ -81,19 +76,22 @@ def client_app(model: Model | Callable[[], nn.Module], data: Callable[[Context],
     return app
 
 
-def introduce(msg: Message, context: Context, data: Data) -> Message:
-    """Answer the server's first question: who the node is, how many samples it has, and its message if asked for.
+def introduce(app: ClientApp, data: Callable[[Context], Data]) -> None:
+    """Let an app answer the server's first question: who it is, how many samples it has, its message if asked for.
 
     The name is the node's `partition-id` if it has one, else the id that Flower gave it (which a restart changes).
     The message is the first principal component of the data: see `fedkin.message`.
     """
-    x, y, raw = arrays(data)
-    name = context.node_config.get("partition-id", context.node_id)
-    content = RecordDict({NODE: ConfigRecord({"name": str(name), "samples": len(y)})})
-    if msg.content.config_records[WORK]["message"]:
-        m = message((x if raw is None else raw).reshape(len(x), -1).double().numpy())
-        content[VECTORS] = ArrayRecord({"message": Array(m)})
-    return Message(content, reply_to=msg)
+
+    @app.query()
+    def query(msg: Message, context: Context) -> Message:
+        x, y, raw = arrays(data(context))
+        name = context.node_config.get("partition-id", context.node_id)
+        content = RecordDict({NODE: ConfigRecord({"name": str(name), "samples": len(y)})})
+        if msg.content.config_records[WORK]["message"]:
+            m = message((x if raw is None else raw).reshape(len(x), -1).double().numpy())
+            content[VECTORS] = ArrayRecord({"message": Array(m)})
+        return Message(content, reply_to=msg)
 
 
 class Work:

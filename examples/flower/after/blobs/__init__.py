@@ -1,0 +1,1 @@
+"""An ordinary Flower app with PyTorch."""
