@@ -198,18 +198,23 @@ class Loopback:
     def _log_file(self, name: str) -> Path:
         return self.folder / f"{name}.log"
 
-    def records(self, run: str, out: Path, rounds: int, timeout: float = 600.0) -> Iterator[dict[str, Any]]:
-        """The records of a run's rounds as they are written; raises if the run ends before them."""
-        seen, asked, deadline = 0, time.monotonic(), time.monotonic() + timeout
-        while seen < rounds:
+    def records(self, run: str, out: Path, timeout: float = 600.0) -> Iterator[dict[str, Any]]:
+        """The records of a run's rounds as they are written, until its summary is there; raises if it ends before.
+
+        timeout  the longest that a round may take
+        """
+        seen, asked, moved = 0, time.monotonic(), time.monotonic()
+        while True:
+            ended = (out / "summary.json").exists()  # looked for first: the last round is on record by then
             lines = (out / "rounds.jsonl").read_text().split("\n")[:-1] if (out / "rounds.jsonl").exists() else []
+            now = time.monotonic()
             for line in lines[seen:]:
                 yield json.loads(line)
+                moved = now
             seen = max(seen, len(lines))
-            if (out / "summary.json").exists() and seen == len(lines):
+            if ended:
                 return
-            now = time.monotonic()
-            if now > deadline:
+            if now - moved > timeout:
                 raise RuntimeError(f"round {seen + 1} is not done after {timeout:g} s:\n{self.log('superlink')}")
             # Asking costs two seconds of a core.
             if now - asked > 30:
@@ -284,7 +289,7 @@ def _show(given: argparse.Namespace) -> None:
         listener.grid(len(names))
         for name in names:
             kept = (out / name / "summary.json").exists()
-            for record in federation.records(run, out / name, given.rounds):
+            for record in federation.records(run, out / name):
                 if record["round"] == 0:
                     listener.begin(name, given.rounds, 0)
                 listener.round(name, record)

@@ -1,0 +1,98 @@
+"""What Flower costs: seconds a round beside the in-process engine, bytes a round, and u in half precision.
+
+python examples/flower/measure.py            # prints the tables of docs/flower.md
+"""
+
+import argparse
+import statistics
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import fedkin
+from fedkin import FedKin, Local
+from fedkin.flower_loopback import Loopback
+from fedkin.flower_wire import pack, unpack
+
+APP = Path(__file__).parent / "digits"
+LOCAL = Local(epochs=5, batch_size=32, order="shuffled")
+GAMMA = 0.05
+
+
+@dataclass(frozen=True, kw_only=True)
+class HalfKin(FedKin):
+    """FedKin whose u travels in half precision, by the functions that the Flower app uses."""
+
+    def send(self, server, graph, who):
+        """Pack and unpack each client's vectors."""
+        got = super().send(server, graph, who)
+        rows = [unpack(pack({name: value[i] for name, value in got.items()}, half=True)) for i in range(len(who))]
+        return {name: torch.stack([row[name] for row in rows]) for name in got}
+
+
+def federation(nodes, seed=0):
+    """As in the example app."""
+    return fedkin.federate(fedkin.load("digits"), clients=nodes, class_imbalance=10.0, size_imbalance=1.0, seed=seed)
+
+
+def on_flower(nodes, rounds, **kind):
+    """Seconds of each round but the first, in which the messages are asked for, and bytes a node and round."""
+    with tempfile.TemporaryDirectory(prefix="fedkin-") as scratch, Loopback(Path(scratch), nodes=nodes, **kind) as link:
+        if not kind.get("simulation"):
+            for partition in range(nodes):
+                link.start_node(partition)
+        out = Path(scratch) / "out"
+        run = link.run(APP, {"algorithms": "fedkin", "nodes": nodes, "rounds": rounds, "out": out})
+        records = list(link.records(run, out / "fedkin"))
+    return [record["seconds"] for record in records[1:]]
+
+
+def seconds(rounds):
+    """The first table."""
+    print("| where | nodes | seconds a round (median) |\n| --- | ---: | ---: |")
+    for nodes in (5, 20):
+        result = fedkin.train(federation(nodes), FedKin(step_size=GAMMA, beta=0.5), local=LOCAL, rounds=20)
+        print(f"| in-process engine | {nodes} | {statistics.median(result.seconds[1:]):.3f} |", flush=True)
+    for label, nodes, kind in (
+        ("Flower simulation (Ray)", 5, {"simulation": True}),
+        ("Flower simulation (Ray)", 20, {"simulation": True}),
+        ("Flower deployment on loopback, apps forked (`make federation`)", 5, {"warm": True}),
+        ("Flower deployment on loopback, a new process a message (Flower's way)", 5, {}),
+    ):
+        print(f"| {label} | {nodes} | {statistics.median(on_flower(nodes, rounds, **kind)):.2f} |", flush=True)
+
+
+def halves(seeds, rounds):
+    """The second table: the same runs with u in full and in half."""
+    print("\n| u | download a parameter and round | test accuracy | test loss |\n| --- | ---: | ---: | ---: |")
+    found = {}
+    for kind in (FedKin, HalfKin):
+        runs = [
+            fedkin.train(federation(20, seed), kind(step_size=GAMMA, beta=0.5), local=LOCAL, rounds=rounds, seed=seed)
+            for seed in range(seeds)
+        ]
+        found[kind] = runs
+        bytes_down = {FedKin: "8 bytes", HalfKin: "6 bytes"}[kind]
+        accuracy, loss = ([float(getattr(r, q)[-1]) for r in runs] for q in ("test_accuracy", "test_loss"))
+        label = {FedKin: "in full", HalfKin: "difference in half"}[kind]
+        print(f"| {label} | {bytes_down} | {np.mean(accuracy):.4f} | {np.mean(loss):.6f} |", flush=True)
+    gap = max(np.abs(a.test_loss - b.test_loss).max() for a, b in zip(*found.values(), strict=True))
+    flips = max(np.abs(a.test_accuracy - b.test_accuracy).max() for a, b in zip(*found.values(), strict=True))
+    print(f"\nLargest difference in any round of any run: {gap:.1e} in test loss, {flips:.4f} in test accuracy.")
+
+
+def main():
+    """Both tables."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--rounds", type=int, default=5, help="on Flower")
+    parser.add_argument("--seeds", type=int, default=5)
+    given = parser.parse_args()
+    seconds(given.rounds)
+    halves(given.seeds, rounds=60)
+
+
+if __name__ == "__main__":
+    main()
