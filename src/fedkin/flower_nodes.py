@@ -142,10 +142,15 @@ class Nodes:
     def __init__(self, graph: str, floor: float, identity: str, roster: Roster | None = None) -> None:
         self.kind, self.floor, self.identity = graph, floor, identity
         self.roster = roster or Roster()
-        self.timeout = 3600.0
+        self.timeout = 3600.0  # seconds until replies are no longer waited for
         self._graph: SimilarityGraph | None = None
         self._met: set[int] = set(self.roster.nodes)  # nodes that need not be asked who they are
         self._silent: dict[int, float] = {}  # nodes that did not answer, and their last sign of life until then
+
+    @property
+    def ttl(self) -> float:
+        """How long Flower keeps a message: a little longer than we wait, lest its expiry look like an answer."""
+        return self.timeout + 60
 
     @property
     def graph(self) -> SimilarityGraph:
@@ -206,7 +211,7 @@ class Nodes:
         nodes = {node.node_id: node for node in strangers}
         arrivals: list[Introduction] = []
         features = self.roster.features
-        questions = [Message(content, i, MessageType.QUERY, ttl=self.timeout) for i in nodes]
+        questions = [Message(content, i, MessageType.QUERY, ttl=self.ttl) for i in nodes]
         for i, reply in self.exchange(grid, questions):
             self._met.add(i)
             try:

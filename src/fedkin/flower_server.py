@@ -220,7 +220,7 @@ class Strategy(flwr.serverapp.strategy.Strategy):
             content = RecordDict({VECTORS: vectors, WORK: order.pack(), "config": extra})
             self.ledger.sent(roster.names[client], content)
             node, group = roster.nodes[client], str(server_round)
-            message = Message(content, node, MessageType.TRAIN, ttl=self.nodes.timeout, group_id=group)
+            message = Message(content, node, MessageType.TRAIN, ttl=self.nodes.ttl, group_id=group)
             self._asked.append((message, client))
         return [message for message, _ in self._asked]
 
@@ -279,7 +279,7 @@ class Strategy(flwr.serverapp.strategy.Strategy):
         present = self.nodes.gather(grid, 0, self.ledger)
         content = RecordDict({"arrays": arrays, "config": ConfigRecord({**config, "server-round": server_round})})
         return [
-            Message(content, self.nodes.roster.nodes[i], MessageType.EVALUATE, ttl=self.nodes.timeout)
+            Message(content, self.nodes.roster.nodes[i], MessageType.EVALUATE, ttl=self.nodes.ttl)
             for i in present.tolist()
         ]
 
