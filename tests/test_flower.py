@@ -1,7 +1,7 @@
 """The Flower halves in one process: parity with the engine, identity, faults, resume, checks, cost."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ import pytest
 import torch
 from flwr.app import Array, ArrayRecord, Context, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.proto.node_pb2 import NodeInfo
 from torch import Tensor, nn
 
 import fedkin
@@ -21,7 +22,7 @@ from fedkin.flower import Strategy, Work, client_app, initial_arrays, introduce,
 from fedkin.flower_nodes import Introduction, Roster
 from fedkin.flower_wire import VECTORS, Order, flatten, pack, payload, unflatten, unpack
 from fedkin.graph import messages
-from fedkin.records import RunFolder
+from fedkin.records import RunFolder, read_tensors
 from flower_grid import Direct, Fault
 
 MODEL = Softmax(64, 10)
@@ -495,6 +496,32 @@ def test_a_run_that_died_continues_from_its_last_complete_round(
     assert {q.metadata.group_id for q in grid.questions} == ({"2", "3", "4", "5"} if damage else {"3", "4", "5"})
     done = RunFolder(tmp_path / "a").records()
     assert [record["round"] for record in done] == [0, 1, 2, 3, 4]
+
+
+def test_a_run_that_continues_waits_for_its_nodes(federation: Federation, app: ClientApp, tmp_path: Path) -> None:
+    """Where the SuperLink died too, nodes come back one by one: the next round is not done by the first of them."""
+
+    def strategy(folder: str) -> Strategy:
+        return Strategy(KIN, LOCAL, min_nodes=5, out=tmp_path / folder)
+
+    def mortal(round: int, arrays: ArrayRecord) -> None:
+        if round == 3:
+            raise Dies
+
+    class Slow(Direct):
+        def get_nodes(self) -> Iterable[NodeInfo]:
+            if len(self.nodes) < 5:
+                self.join(len(self.nodes), node=50 + len(self.nodes))
+            return super().get_nodes()
+
+    with pytest.raises(Dies):
+        strategy("a").start(Direct(app, range(5)), initial_arrays(MODEL), 4, 5.0, evaluate_fn=mortal)
+    slow = Slow(app, range(2))
+    strategy("a").start(slow, initial_arrays(MODEL), 4, 5.0)
+    lead(Direct(app, range(5)), federation, rounds=4, strategy=strategy("b"))
+    (one, _), (other, _) = (read_tensors(tmp_path / folder / "model.safetensors") or ({}, {}) for folder in "ab")
+    assert torch.equal(one["model"], other["model"])
+    assert [record["replies"] for record in RunFolder(tmp_path / "a").records()] == [5, 5, 5, 5]
 
 
 def test_a_finished_run_is_kept_and_another_is_not_overwritten(

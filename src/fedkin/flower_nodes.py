@@ -24,6 +24,7 @@ from fedkin.flower_wire import NODE, WORK, Refused, checked_message, payload
 from fedkin.graph import SimilarityGraph
 
 log = logging.getLogger("flwr.fedkin")  # below Flower's own, so that `flwr log` shows it
+GRACE = 60.0  # seconds in which nodes come back after the SuperLink was started again
 
 
 @dataclass(frozen=True)
@@ -159,9 +160,13 @@ class Nodes:
             self._graph = self.roster.graph(self.kind, self.floor)
         return self._graph
 
-    def gather(self, grid: Grid, needed: int, ledger: Ledger) -> NDArray[np.int64]:
-        """The places of all clients that can be asked now, once they are enough."""
-        deadline = time.monotonic() + self.timeout
+    def gather(self, grid: Grid, needed: int, ledger: Ledger, wanted: int = 0) -> NDArray[np.int64]:
+        """The places of all clients that can be asked now, once they are enough.
+
+        needed  without so many there can be no round
+        wanted  for so many it is worth waiting a while
+        """
+        began = time.monotonic()
         while True:
             nodes = {node.node_id: node for node in grid.get_nodes()}
             # The first graph is built of all at once, so that places do not depend on who was quicker.
@@ -171,9 +176,10 @@ class Nodes:
                     self._welcome(grid, strangers, ledger)
             speaking = enumerate(self.roster.nodes)
             present = [place for place, i in speaking if i in nodes and not self._is_silent(nodes[i])]
-            if len(present) >= needed:
+            waited = time.monotonic() - began
+            if len(present) >= (needed if waited > min(GRACE, self.timeout) else max(needed, wanted)):
                 return np.array(present)
-            if time.monotonic() > deadline:
+            if waited > self.timeout:
                 raise RuntimeError(
                     f"only {len(present)} of the {needed} nodes that are needed can be asked after {self.timeout:g} s: "
                     "start more nodes; the same command continues"

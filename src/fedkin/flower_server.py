@@ -47,7 +47,7 @@ class Strategy(flwr.serverapp.strategy.Strategy):
     floor        the smallest misalignment that counts (0: nodes with identical data are an error)
     take_part    M, how many of the nodes present take part in a round (None: all)
     seed         of the batches and of the choice of nodes
-    min_nodes    so many nodes must be connected before the first round
+    min_nodes    so many nodes must be connected before the first round; a run that continues waits a minute for them
     min_replies  a round with fewer usable replies is repeated, not aggregated
     max_norm     the largest ‖wᵢ − w̄‖ a node may send (None: any)
     half         send u as its difference to w̄ in half precision: the download grows by half instead of doubling
@@ -127,7 +127,7 @@ class Strategy(flwr.serverapp.strategy.Strategy):
             state, done = (None, []) if folder is None else folder.resume()
             roster = None if state is None else Roster.from_tensors(state.memory)
             self.nodes = Nodes(self.graph, self.floor, self.identity, roster)
-            self.nodes.timeout = timeout
+            self.nodes.timeout, self._asked = timeout, []
             self._state = state or State(self.algorithm.start(flatten(initial_arrays), 0))
             if state is not None:
                 result.arrays = unflatten(state.server["model"], initial_arrays)
@@ -206,8 +206,10 @@ class Strategy(flwr.serverapp.strategy.Strategy):
         """The messages of a round: to each chosen node w̄, its own u, and the work to do."""
         place = server_round - 1
         algorithm = self.algorithm.at(place)
+        # The first graph needs all; a run that continues gives its nodes time to come back.
         needed = self.min_replies if self._state.round else self.min_nodes
-        who = self._select(place, self.nodes.gather(grid, needed, self.ledger))
+        wanted = 0 if self._asked else self.min_nodes
+        who = self._select(place, self.nodes.gather(grid, needed, self.ledger, wanted))
         got = algorithm.send(self._state.server, self.nodes.graph, who)
         one = {name: value[:1] for name, value in got.items()}
         memory = algorithm.remember(self._state.server["model"], 1)
