@@ -127,7 +127,7 @@ class Simulation:
         In sample space a step is one stack of products, over which PyTorch spreads its threads well. Plain cohorts go
         to threads of one core each: their products are too small to be worth splitting.
         """
-        threads = torch.get_num_threads() if self.device.type == "cpu" else 1
+        threads = torch.get_num_threads() if self.device.type == "cpu" and self.model.parallel else 1
         first, *rest = sorted(cohorts, key=lambda cohort: not cohort.in_samples)
         work(first)  # so that what the threads write into exists
         together = [cohort for cohort in rest if not cohort.in_samples]
@@ -188,8 +188,9 @@ class Simulation:
         vectors = space.lift(got)
         w = vectors["model"]
         for k in range(max(map(len, dealt))):
-            new, memory = algorithm.step(w, vectors, memory, space.gradient(k))
+            new, new_memory = algorithm.step(w, vectors, memory, space.gradient(k))
             w = space.settle(k, new, w)
+            memory = {name: space.settle(k, value, memory[name]) for name, value in new_memory.items()}
         steps = torch.tensor([len(batches) for batches in dealt], device=self.device)
         return space.lower(w), memory, steps
 

@@ -43,8 +43,7 @@ class Scores:
 
 def score(model: Model, w: Tensor, clients: Clients, l2: float = 0.0) -> Scores:
     """Loss (cross-entropy plus λ/2 ‖w‖², as trained) and accuracy of parameters w (P,) at every client."""
-    loss = torch.empty(len(clients.y), dtype=torch.float32)
-    right = torch.empty(len(clients.y), dtype=torch.float32)
+    loss, right = torch.empty(2, len(clients.y), device="cpu")
     for first in range(0, len(clients.y), ROWS):
         rows = slice(first, first + ROWS)
         z, y = model.scores(w, clients.x[rows]), clients.y[rows]

@@ -101,7 +101,7 @@ def stack(clients: Clients, cohort: NDArray[np.int64], batches: Sequence[NDArray
     device = clients.x.device
     counts = np.array([len(b) for b in batches])
     width = int(counts.max())
-    weight = torch.as_tensor((np.arange(width) < counts[:, None]) / np.maximum(counts, 1)[:, None]).to(clients.x)
+    weight = clients.x.new_tensor((np.arange(width) < counts[:, None]) / np.maximum(counts, 1)[:, None])
     active = torch.as_tensor(counts > 0, device=device).unsqueeze(-1) if counts.min() == 0 else None
     if len(cohort) == 1 and is_run(batches[0]):
         rows = slice(
@@ -213,7 +213,7 @@ class Samples:
         for own in zip(*dealt, strict=True):
             longest, counts = max(own, key=len), [len(b) for b in own]
             run = slice(int(longest[0]), int(longest[-1]) + 1)
-            self.rows.append(run if is_run(longest) else torch.as_tensor(longest).to(ready.x.device))
+            self.rows.append(run if is_run(longest) else torch.as_tensor(longest, device=ready.x.device))
             same = min(counts) == max(counts)
             self.mean.append(1 / counts[0] if same else 1 / ready.x.new_tensor(counts).view(-1, 1, 1, 1))
 
@@ -307,12 +307,13 @@ class Samples:
     def _norm(self, g: Combination) -> Tensor:
         """‖g‖ at each client and lane, (c, L, 1, 1), from inner products of basis vectors."""
         names = [name for name, scalar in g.terms.items() if not is_zero(scalar)]
-        square: Any = 0.0
-        for i, one in enumerate(names):
-            for other in names[i:]:
-                twice = 1.0 if one == other else 2.0
-                square = square + twice * g.terms[one] * g.terms[other] * self._inner(one, other)
-        return torch.as_tensor(square).clamp(min=0).sqrt()
+        products = [
+            (1 if one == other else 2) * g.terms[one] * g.terms[other] * self._inner(one, other)
+            for i, one in enumerate(names)
+            for other in names[i:]
+        ]
+        square: Tensor = sum(products[1:], products[0])
+        return square.clamp(min=0).sqrt()
 
     def _inner(self, one: str, other: str) -> Tensor:
         """The inner product of two basis vectors at each client and lane, (c, L, 1, 1)."""
