@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import small_federation
 from torch import Tensor
 
+from conftest import small_federation
 from fedkin.algorithms import ALGORITHMS, Algorithm, FedAvg, FedKin, FedProx, FedSGD, Tensors, algorithm_named
 from fedkin.engine import Simulation, State
 from fedkin.errors import BadInput
@@ -34,7 +34,7 @@ def played(simulation: Simulation, rounds: int = 3) -> State:
     return state
 
 
-# --- by hand -----------------------------------------------------------------------------------------------------------
+# --- by hand ---------------------------------------------------------------------------------------------
 
 
 def square(v: Tensor) -> Tensor:
@@ -43,7 +43,7 @@ def square(v: Tensor) -> Tensor:
 
 
 def test_step_by_hand() -> None:
-    """w = 1, w̄ = 2, u = 4, γ = 0.1, f(w) = ½ (w − 3)².
+    """At w = 1, w̄ = 2, u = 4, γ = 0.1, f(w) = ½ (w − 3)².
 
     FedAvg            1 − 0.1·(1 − 3)                      = 1.2
     FedProx, α = 0.5  1 − 0.1·((1 − 3) + 0.5·(1 − 2))      = 1.25
@@ -120,7 +120,7 @@ def test_fedsgd_by_hand() -> None:
     torch.testing.assert_close(played(other, 1).server["model"], w - 0.5 * total)
 
 
-# --- identities --------------------------------------------------------------------------------------------------------
+# --- identities ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("same", [FedKin(beta=1.0, step_size=0.1), FedProx(alpha=0.0, step_size=0.1)])
@@ -181,12 +181,12 @@ def test_relabelling_the_clients_changes_nothing(algorithm: Algorithm) -> None:
     torch.testing.assert_close(played(other).server["model"], played(run).server["model"], rtol=1e-5, atol=1e-6)
 
 
-# --- every knob changes the result -------------------------------------------------------------------------------------
+# --- every knob changes the result -----------------------------------------------------------------------
 
 KNOBS: dict[str, Callable[[Simulation], Simulation]] = {
     "step size": lambda s: replace(s, algorithm=replace(s.algorithm, step_size=0.21)),
-    "beta": lambda s: replace(s, algorithm=replace(s.algorithm, beta=0.6)),
-    "absent": lambda s: replace(s, algorithm=replace(s.algorithm, absent="last")),
+    "beta": lambda s: replace(s, algorithm=FedKin(beta=0.6, step_size=0.2)),
+    "absent": lambda s: replace(s, algorithm=FedKin(beta=0.5, step_size=0.2, absent="last")),
     "alpha": lambda s: replace(s, algorithm=FedProx(alpha=0.3, step_size=0.2)),
     "l2": lambda s: replace(s, local=replace(s.local, l2=0.1)),
     "clip": lambda s: replace(s, local=replace(s.local, clip=0.05)),
@@ -198,7 +198,7 @@ KNOBS: dict[str, Callable[[Simulation], Simulation]] = {
     "weights": lambda s: replace(s, weights=np.full(5, 0.2)),
     "participation": lambda s: replace(s, take_part=2),
     "seed": lambda s: replace(s, seed=2),
-    "schedule": lambda s: replace(s, algorithm=replace(s.algorithm, beta=Schedule(0.5, 1.0, over=2))),
+    "schedule": lambda s: replace(s, algorithm=FedKin(beta=Schedule(0.5, 1.0, over=2), step_size=0.2)),
 }
 
 
@@ -220,7 +220,7 @@ def test_schedule_is_used_round_by_round() -> None:
     assert torch.equal(moving.advance(state).server["model"], one.advance(state).server["model"])
 
 
-# --- bad input ---------------------------------------------------------------------------------------------------------
+# --- bad input -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -246,7 +246,7 @@ def test_all_algorithms_are_named() -> None:
     assert {cls.__name__.lower() for cls in ALGORITHMS.values()} == set(ALGORITHMS)
 
 
-# --- a new algorithm is one small class ----------------------------------------------------------------------------------
+# --- a new algorithm is one small class ------------------------------------------------------------------
 
 
 def test_an_algorithm_with_memory() -> None:

@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import small_federation
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from conftest import small_federation
 from fedkin.algorithms import Algorithm, FedAvg, FedKin, FedProx
 from fedkin.engine import Simulation, State
 from fedkin.errors import BadInput
@@ -90,7 +90,7 @@ def test_module_stacked_is_one_at_a_time(algorithm: Algorithm) -> None:
 
 
 def test_a_large_penalty_in_sample_space() -> None:
-    """The scale of the trail shrinks by 1 − γ(λ + α) = 0.04 a step, and must be multiplied in before digits are lost."""
+    """The scale of the trail shrinks by 1 − γ(λ + α) ≈ 0.03 a step: multiplied in before digits are lost."""
     run = simulation(small_federation(features=40), Softmax(40, 3), FedProx(alpha=1.2, step_size=0.8), LOCALS[0])
     assert_same(run)
 

@@ -52,11 +52,12 @@ def graph(
     data: Data = None,
 ) -> None:
     """Show a federation before training: sizes, class mix, misalignment, spectrum."""
-    from fedkin import overview, progress
+    from fedkin import progress
+    from fedkin.overview import views
 
     with progress.shown(console()) as listener:
-        views = overview.views(file, overrides=settings, out=out, data=data, listener=listener)
-    for view in views:
+        shown = views(file, overrides=settings, out=out, data=data, listener=listener)
+    for view in shown:
         console().print(view)
 
 

@@ -22,7 +22,7 @@ from fedkin.federation import Federation
 from fedkin.graph import SimilarityGraph
 from fedkin.local import Local
 from fedkin.models import Model, Softmax, seeded
-from fedkin.spaces import Dealt, Plain, Prepared, Samples, prepare, samples_pay
+from fedkin.spaces import Dealt, Plain, Prepared, Samples, Space, prepare, samples_pay
 
 # A cohort holds at most this many numbers (4 bytes each) that every step goes through, so that they stay in the cache:
 # a core's own for a batch of samples, the one all cores share for Gram matrices.
@@ -184,7 +184,9 @@ class Simulation:
         dealt = [
             local.batches(int(train.sizes[i]), np.random.default_rng([self.seed, BATCHES, round, i])) for i in clients
         ]
-        space = self._samples(local, clients, dealt) if in_samples else Plain(self.model, local, train, clients, dealt)
+        space: Space = (
+            self._samples(local, clients, dealt) if in_samples else Plain(self.model, local, train, clients, dealt)
+        )
         vectors = space.lift(got)
         w = vectors["model"]
         for k in range(max(map(len, dealt))):

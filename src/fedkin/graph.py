@@ -52,10 +52,10 @@ def _top_right_singular_vector(x: Floats) -> Floats:
     n, features = x.shape
     if min(n, features) > DENSE:
         try:
-            # xᵀx is never formed: a few products with x are enough. The fixed start vector makes the result the same
-            # on every call.
+            # xᵀx is never formed: a few products with x are enough. The start vector and the generator (for when the
+            # iteration has to start again) are fixed, so that the result is the same on every call.
             gram = LinearOperator((features, features), matvec=lambda v: x.T @ (x @ v), dtype=np.float64)
-            _, vectors = eigsh(gram, k=1, v0=x.mean(axis=0) + 1e-3)
+            _, vectors = eigsh(gram, k=1, v0=x.mean(axis=0) + 1e-3, rng=np.random.default_rng(0))
             return np.asarray(vectors[:, 0])
         except ArpackError:
             pass  # top eigenvalues too close to tell apart by iteration: the dense solver always answers

@@ -14,7 +14,7 @@ import math
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +26,9 @@ from fedkin.federation import Federation
 class Model(Protocol):
     """What the engine asks of a model."""
 
-    parallel: bool  # whether several threads may use it at once
+    @property
+    def parallel(self) -> bool:
+        """Whether several threads may use it at once."""
 
     @property
     def size(self) -> int:
@@ -97,7 +99,7 @@ class Softmax:
 
     features: int
     classes: int
-    parallel: ClassVar[bool] = True
+    parallel: bool = field(default=True, init=False, repr=False)
 
     @property
     def layer(self) -> Layer:
@@ -132,7 +134,7 @@ class MLP:
     features: int
     classes: int
     hidden: int = 128
-    parallel: ClassVar[bool] = True
+    parallel: bool = field(default=True, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.hidden < 1:
