@@ -1,6 +1,9 @@
-"""Small federations made in memory."""
+"""Small federations made in memory, and one core for each process of the tests."""
 
+import os
 from collections.abc import Iterator, Sequence
+
+os.environ["OMP_NUM_THREADS"] = "1"  # before PyTorch is imported, here and in the processes that tests start
 
 import numpy as np
 import pytest

@@ -122,9 +122,10 @@ def _play(simulation: Simulation, state: State, rounds: int, after: Any) -> Stat
         began = time.perf_counter()
         state = simulation.advance(state)
         measured = metrics.measure(simulation.model, state.server["model"], simulation.federation, simulation.local.l2)
-        record = {"round": state.round - 1, **measured, "seconds": round(time.perf_counter() - began, 6)}
+        seconds = round(time.perf_counter() - began, 6)
+        record: Record = records.finite({"round": state.round - 1, **measured, "seconds": seconds})
         after(state, record)
-        if not np.isfinite(measured["train_loss"]):
+        if record["train_loss"] is None:
             break
     return state
 
