@@ -212,9 +212,10 @@ def test_device_is_honoured(features: int, kind: type[Model]) -> None:
         run = simulation(small_federation(features=features), kind(features, 3), FedKin(absent="last"), local)  # type: ignore[call-arg]
         with torch.device("meta"):
             state = played(replace(run, take_part=3), 2)
-            measured = measure(run.model, state.server["model"], run.federation)
+            measured = measure(run.model, state.server["model"][None], run.federation)
         assert state.server["model"].device.type == "cpu"
-        assert measured == measure(run.model, played(replace(run, take_part=3), 2).server["model"], run.federation)
+        again = played(replace(run, take_part=3), 2).server["model"][None]
+        assert measured == measure(run.model, again, run.federation)
 
 
 def test_schedules_end_where_they_should() -> None:

@@ -131,7 +131,7 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
     "checkpoint empty": lambda f: cut(newest(f), 0),
     "checkpoint damaged": lambda f: flip(newest(f), newest(f).stat().st_size - 7),
     "checkpoint header damaged": lambda f: flip(newest(f), 30),
-    "all checkpoints gone": lambda f: [p.unlink() for p in f.glob("checkpoint*")],
+    "all checkpoints gone": lambda f: list(map(Path.unlink, f.glob("checkpoint*"))),
     "rubbish left by a write": lambda f: (f / ".checkpoint-000006.safetensors.1.tmp").write_bytes(b"half"),
     "summary cut off": lambda f: (f / "summary.json").write_text('{"status": "fin'),
 }

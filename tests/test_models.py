@@ -133,19 +133,19 @@ def test_score_of_a_model_that_knows_nothing() -> None:
     """At w = 0 the loss is ln K and class 0 is predicted; with λ = 2 and ‖w‖² = 0 the penalty is 0."""
     federation = small_federation()
     w = torch.zeros(Softmax(5, 3).size)
-    scores = score(Softmax(5, 3), w, federation.train, l2=2.0)
+    (scores,) = score(Softmax(5, 3), w[None], federation.train, l2=[2.0])
     np.testing.assert_allclose(scores.losses, math.log(3), rtol=1e-6)
     zeros = federation.train.class_counts(3)[:, 0] / federation.train.sizes
     np.testing.assert_allclose(scores.accuracies, zeros)
     w += 0.5
-    assert score(Softmax(5, 3), w, federation.train, 2.0).loss == pytest.approx(math.log(3) + len(w) * 0.25)
+    assert score(Softmax(5, 3), w[None], federation.train, [2.0])[0].loss == pytest.approx(math.log(3) + len(w) * 0.25)
 
 
 def test_measure_has_every_quantity() -> None:
     federation = small_federation()
     model = Softmax(5, 3)
     w = model.start(0)
-    measured = measure(model, w, federation)
+    (measured,) = measure(model, w[None], federation)
     correct = model.scores(w, federation.test.x).argmax(dim=0) == federation.test.y
     assert measured["test_accuracy"] == pytest.approx(float(correct.float().mean()))
     assert set(measured) == {"train_loss", "test_loss", "train_accuracy", "test_accuracy", "worst_decile"}

@@ -168,24 +168,24 @@ class RunFolder:
     def _checkpoints(self) -> list[Path]:
         return sorted(self.path.glob("checkpoint-*.safetensors"), reverse=True)
 
-    def resume(self, device: torch.device | str = "cpu") -> tuple[State | None, list[Record]]:
-        """The newest sound checkpoint whose rounds are all on record, and the records up to it."""
-        records = self.records()
-        for path in self._checkpoints():
-            loaded = read_tensors(path)
-            if loaded is None:
-                continue
-            tensors, metadata = loaded
-            done = int(metadata["round"])
-            if done > len(records):
-                continue
-            parts: dict[str, dict[str, Tensor]] = {"server": {}, "memory": {}}
-            for key, tensor in tensors.items():
-                part, _, name = key.partition(".")
-                # Whose models they are is looked up in the graph, which is not on the device.
-                parts[part][name] = tensor if name == "owners" else tensor.to(device)
-            return State(parts["server"], parts["memory"], done), records[:done]
-        return None, []
+    def sound_rounds(self) -> set[int]:
+        """After how many rounds the run can be continued: sound checkpoints whose rounds are all on record."""
+        known = len(self.records())
+        rounds = {int(path.stem.partition("-")[2]): path for path in self._checkpoints()}
+        return {round for round, path in rounds.items() if round <= known and self._read(path, round) is not None}
+
+    def _read(self, path: Path, round: int) -> dict[str, Tensor] | None:
+        loaded = read_tensors(path)
+        return loaded[0] if loaded and loaded[1].get("round") == str(round) else None
+
+    def load(self, round: int, device: torch.device | str = "cpu") -> State:
+        """The state after so many rounds, one of the sound ones."""
+        parts: dict[str, dict[str, Tensor]] = {"server": {}, "memory": {}}
+        for key, tensor in (self._read(self._checkpoint(round), round) or {}).items():
+            part, _, name = key.partition(".")
+            # Whose models they are is looked up in the graph, which is not on the device.
+            parts[part][name] = tensor if name == "owners" else tensor.to(device)
+        return State(parts["server"], parts["memory"], round)
 
     # -- the end --------------------------------------------------------------------------------------------------
 
