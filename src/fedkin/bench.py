@@ -214,7 +214,8 @@ def speed(works: Sequence[Work], options: Options, meter: "Meter") -> Section:
     notes = (
         "(a) `DataLoader` for every client, `optim.SGD`, deep copies of the model, averaged state dicts.",
         "(b) The same slicing tensors, with one module and one optimiser for all clients.",
-        f"Sweep: {len(BETAS)} runs of FedKin that differ in β, {together}; seconds of one of them.",
+        f"Sweep: {len(BETAS)} runs of FedKin that differ in β, {together}; seconds of one of them "
+        "(– where it is not measured).",
         "(c) The operations a round needs plainly, at the best rate of a large matrix product: "
         + "; ".join(
             f"`{r['work']}` {r['formula']} = {r['operations'] / 1e9:.4g}·10⁹ at {r['rate'] / 1e9:.0f}·10⁹ a second"

@@ -22,6 +22,7 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from fedkin.algorithms import FedKin
 from fedkin.bench_loops import similarity_graph
@@ -177,6 +178,10 @@ def figure(grown: list[Grown]) -> Figure:
 def _axes(axes: Axes, quantity: str, title: str) -> None:
     axes.set(xscale="log", yscale="log", xlabel="clients", ylabel=quantity)
     axes.set_title(title, loc="left")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(lambda value, _: f"{value:,.6g}")
+        axis.set_minor_formatter(NullFormatter())
 
 
 def main() -> None:
