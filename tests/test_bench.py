@@ -291,7 +291,7 @@ def test_command_prints_and_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_threads_are_compared_and_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Competitors that need 6 s over the number of threads, and note how many they had."""
+    """Competitors that need 3 s over the number of threads, and note how many they had."""
     clock, had = Clock(monkeypatch), list[int]()
 
     class Divided:
@@ -299,15 +299,15 @@ def test_threads_are_compared_and_put_back(monkeypatch: pytest.MonkeyPatch) -> N
 
         def round(self) -> None:
             had.append(torch.get_num_threads())
-            clock.now += 6.0 / had[-1]
+            clock.now += 3.0 / had[-1]
 
     monkeypatch.setattr(bench, "engine", lambda *_: Divided())
     monkeypatch.setattr(bench, "sweep", lambda *_: Divided())
     works = [TINY, replace(TINY, sweep=False)]
-    section = bench.threads(works, Options(2, threads=2, quick=True), silent())
+    section = bench.threads(works, Options(3, threads=2, quick=True), silent())
     assert [record["runs"] for record in section.records] == ["one run", "sweep of 4", "one run"]
-    assert had == 3 * [1, 2, 1, 2, 2, 1]
-    assert section.table.rows[0] == (TINY.name, "one run", "6 (6–6)", "3 (3–3)", "2 (2–2)")
+    assert had == 3 * [1, 2, 1, 2, 2, 1, 1, 2]
+    assert section.table.rows[0] == (TINY.name, "one run", "3 (3–3)", "1.5 (1.5–1.5)", "2 (2–2)")
     assert torch.get_num_threads() == 1
     with pytest.raises(BadInput, match="--threads 2"):
         bench.threads(works, Options(2, threads=1), silent())
