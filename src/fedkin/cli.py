@@ -76,6 +76,30 @@ def report(
         console().print(f"wrote {path}", soft_wrap=True, highlight=False)
 
 
+@app.command()
+def bench(
+    what: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[WORK | speed | threads | growth] …", help="None: the speed of all works."),
+    ] = None,
+    repeat: Annotated[int, typer.Option("--repeat", metavar="N", help="Turns everyone gets.")] = 7,
+    threads: Annotated[int | None, typer.Option("--threads", metavar="N", help="None: as many as cores.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="A few clients: for trying out, not for numbers.")] = False,
+    json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write all numbers.")] = None,
+    markdown: Annotated[
+        Path | None, typer.Option("--markdown", metavar="FILE", help="Write the tables into their places in a page.")
+    ] = None,
+    figure: Annotated[
+        Path | None, typer.Option("--figure", metavar="STEM", help="Draw growth: STEM.png and STEM.pdf.")
+    ] = None,
+) -> None:
+    """Measure the engine against loops written by hand and against the machine's limit."""
+    from fedkin import bench as benches
+
+    options = benches.Options(repeat, quick=quick, **({} if threads is None else {"threads": threads}))
+    benches.run(what or [], options, console(), json=json, markdown=markdown, figure=figure)
+
+
 def console() -> Console:
     """Standard output, wide enough for a table when it is not a terminal."""
     return Console(width=None if sys.stdout.isatty() else 160)
