@@ -177,7 +177,7 @@ def test_relabelling_the_clients_changes_nothing(algorithm: Algorithm) -> None:
     federation = run.federation.relabelled(order)
     graph = build_graph(federation)
     np.testing.assert_allclose(graph.adjacency, run.graph.relabelled(order).adjacency)
-    other = replace(run, federation=federation, graph=graph, weights=graph.degrees, _prepared={})
+    other = replace(run, federation=federation, graph=graph, weights=graph.degrees, _kept={})
     torch.testing.assert_close(played(other).server["model"], played(run).server["model"], rtol=1e-5, atol=1e-6)
 
 
@@ -205,7 +205,7 @@ KNOBS: dict[str, Callable[[Simulation], Simulation]] = {
 @pytest.mark.parametrize("knob", KNOBS)
 def test_every_knob_changes_the_result(knob: str) -> None:
     run = simulation(FedKin(beta=0.5, step_size=0.2), take_part=3)
-    changed = replace(KNOBS[knob](run), _prepared={})
+    changed = replace(KNOBS[knob](run), _kept={})
     before, after = played(run).server["model"], played(changed).server["model"]
     assert (before - after).abs().max() > 1e-5
 

@@ -38,7 +38,7 @@ def played(simulation: Simulation, rounds: int = 3) -> State:
 
 
 def assert_same(run: Simulation, rounds: int = 3) -> None:
-    quick, plain = played(run, rounds), played(replace(run, stacked=False, _prepared={}), rounds)
+    quick, plain = played(run, rounds), played(replace(run, stacked=False, _kept={}), rounds)
     torch.testing.assert_close(quick.server["model"], plain.server["model"], rtol=1e-4, atol=1e-6)
     if "models" in plain.server:
         torch.testing.assert_close(quick.server["models"], plain.server["models"], rtol=1e-4, atol=1e-6)
@@ -61,7 +61,7 @@ def test_softmax_stacked_is_one_at_a_time(algorithm: Algorithm, local: Local, fe
     federation = small_federation(features=features)
     run = simulation(federation, Softmax(features, 3), algorithm, local)
     assert_same(run)
-    assert_same(replace(run, take_part=3, _prepared={}))
+    assert_same(replace(run, take_part=3, _kept={}))
 
 
 def test_the_spaces_are_really_used() -> None:
@@ -100,8 +100,8 @@ def test_equal_clients_share_their_rows() -> None:
     federation = small_federation(sizes=(6, 6, 6, 6), features=40)
     run = simulation(federation, Softmax(40, 3), FedKin(step_size=0.3), Local(epochs=4, batch_size=4))
     played(run, 1)
-    (ready,) = run._prepared.values()
-    assert ready.x.data_ptr() == federation.train.x.data_ptr()
+    (space,) = run._kept.values()
+    assert space.ready.x.data_ptr() == federation.train.x.data_ptr()
     assert_same(run)
 
 
@@ -183,11 +183,11 @@ def test_reproducible_to_the_bit_and_threads_only_round(model: Model) -> None:
     federation = small_federation(sizes=(9, 12, 5, 7, 20, 3, 8), features=40)
     run = simulation(federation, model, FedKin(step_size=0.2), Local(epochs=4, batch_size=4, order="shuffled"))
     first = played(run).server["model"]
-    assert torch.equal(first, played(replace(run, _prepared={})).server["model"])
+    assert torch.equal(first, played(replace(run, _kept={})).server["model"])
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(1 if threads > 1 else 2)
-        other = played(replace(run, _prepared={})).server["model"]
+        other = played(replace(run, _kept={})).server["model"]
     finally:
         torch.set_num_threads(threads)
     torch.testing.assert_close(first, other, rtol=1e-5, atol=1e-6)

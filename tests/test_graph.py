@@ -2,13 +2,17 @@
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from conftest import small_federation
+from fedkin.algorithms import FedKin
+from fedkin.engine import Simulation
 from fedkin.errors import BadInput
 from fedkin.graph import SimilarityGraph, build_graph, message, messages
+from fedkin.models import Softmax
 
 Floats = NDArray[np.float64]
 
@@ -147,8 +151,72 @@ def test_graph_properties(clients: int, features: int, seed: int, spread: float)
 
 def test_mixing_rows_are_the_ones_asked_for() -> None:
     graph = SimilarityGraph.from_messages(directions(5, 3, 0))
-    rows = graph.mixing_rows(np.array([4, 1]), np.array([0, 2, 3]))
+    rows, which = graph.mixing_rows(np.array([4, 1]), np.array([0, 2, 3]))
     np.testing.assert_array_equal(rows, graph.mixing[[4, 1]][:, [0, 2, 3]])
+    assert which.tolist() == [0, 1, 2]
+
+
+# --- nearest neighbours ---
+
+
+def dense_nearest(m: Floats, k: int) -> Floats:
+    """The obvious way: of all pairs, those that one end counts among its k nearest."""
+    full = SimilarityGraph.from_messages(m)
+    assert full.misalignment is not None
+    mis = full.misalignment + np.diag(np.full(len(m), np.inf))
+    keep = np.zeros((len(m), len(m)), dtype=bool)
+    for i, row in enumerate(mis):
+        keep[i, np.argsort(row, kind="stable")[:k]] = True
+    return np.where(keep | keep.T, full.adjacency, 0.0)
+
+
+@pytest.mark.parametrize("k", [1, 3, 11, 50])
+@pytest.mark.parametrize("spread", [1e-3, 1.0])
+def test_nearest_is_the_full_graph_cut(k: int, spread: float) -> None:
+    m = directions(12 if k < 50 else 600, 5, 2, spread)
+    graph = SimilarityGraph.nearest(m, k)
+    expected = dense_nearest(m, k)
+    np.testing.assert_allclose(graph.adjacency.toarray(), expected, rtol=1e-9)
+    cut = SimilarityGraph(expected)
+    np.testing.assert_allclose(graph.degrees, cut.degrees)
+    np.testing.assert_allclose(graph.mixing.toarray(), cut.mixing)
+    np.testing.assert_allclose(graph.spectrum, cut.spectrum, atol=1e-8)
+    who, owners = np.array([7, 2]), np.array([0, 1, 5, 9, 11])
+    rows, which = graph.mixing_rows(who, owners)
+    full, _ = cut.mixing_rows(who, owners)
+    np.testing.assert_allclose(rows, full[:, which])
+    assert np.delete(full, which, axis=1).sum() == 0
+
+
+def test_all_neighbours_are_the_full_graph() -> None:
+    m = directions(9, 4, 3)
+    graph = SimilarityGraph.nearest(m, 8)
+    np.testing.assert_allclose(graph.adjacency.toarray(), SimilarityGraph.from_messages(m).adjacency)
+    with pytest.raises(BadInput, match="hold the same data"):
+        SimilarityGraph.nearest(np.vstack([m, m[:1]]), 3)
+
+
+def test_a_sparse_graph_trains_like_its_dense_twin() -> None:
+    federation = small_federation(sizes=(4,) * 9)
+    sparse = build_graph(federation, neighbours=2)
+    dense = SimilarityGraph(sparse.adjacency.toarray())
+    states = []
+    for graph in (sparse, dense):
+        run = Simulation(federation, Softmax(5, 3), FedKin(absent="last"), graph, graph.degrees, take_part=4)
+        state = run.start()
+        for _ in range(4):
+            state = run.advance(state)
+        states.append(state.server["model"])
+    torch.testing.assert_close(*states)
+
+
+def test_too_many_clients_for_all_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedkin.graph.MANY", 5)
+    with pytest.raises(BadInput, match=r"set graph\.neighbours"):
+        SimilarityGraph.from_messages(directions(6, 3, 0))
+    with pytest.raises(BadInput, match="use 'global'"):
+        SimilarityGraph.uniform(6)
+    assert len(SimilarityGraph.nearest(directions(6, 3, 0), 2)) == 6
 
 
 def test_graphs_for_comparison() -> None:

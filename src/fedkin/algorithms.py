@@ -141,10 +141,11 @@ class FedKin(Algorithm):
         """w̄, and each client's own uᵢ unless the graph has no edges (then u = w̄ and need not be sent)."""
         got = super().send(server, graph, who)
         if graph.has_edges:
-            rows = graph.mixing_rows(who, server["owners"].numpy())
+            rows, which = graph.mixing_rows(who, server["owners"].numpy())
             rest = got["model"].new_tensor(1 - rows.sum(axis=1, keepdims=True))
             mixing = got["model"].new_tensor(rows)
-            got["anchor"] = mixing @ server["models"] + rest * server["model"].unsqueeze(-2)
+            models = server["models"] if len(which) == len(server["owners"]) else server["models"][..., which, :]
+            got["anchor"] = mixing @ models + rest * server["model"].unsqueeze(-2)
         return got
 
     def combine(self, server: Tensors, replies: Tensors, who: Who, p: Tensor) -> Tensors:

@@ -10,6 +10,7 @@ Clients are processed in cohorts that fit the cache: one large client at a time,
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,7 +23,7 @@ from fedkin.federation import Federation
 from fedkin.graph import SimilarityGraph
 from fedkin.local import Local
 from fedkin.models import Model, Softmax, seeded
-from fedkin.spaces import Dealt, Plain, Prepared, Samples, Space, prepare, samples_pay
+from fedkin.spaces import Fused, Plain, Samples, Space, is_run, prepare, samples_pay
 
 # A cohort holds at most this many numbers (4 bytes each) that every step goes through, so that they stay in the cache:
 # a core's own for a batch of samples, the one all cores share for Gram matrices.
@@ -61,7 +62,7 @@ class Simulation:
     take_part: int | None = None
     seed: int = 0
     stacked: bool = True
-    _prepared: dict[bytes, Prepared] = field(default_factory=dict, repr=False, compare=False)
+    _kept: dict[bytes, Samples] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         clients = len(self.federation.train)
@@ -97,7 +98,8 @@ class Simulation:
 
         def work(cohort: Cohort) -> None:
             """The local work of a cohort, which writes its own rows of what all send back."""
-            places, clients = cohort.places, who[cohort.places]
+            clients = who[cohort.places]
+            places = as_slice(cohort.places)  # of neighbours a view, not a copy
             mine = {name: value[..., places, :] for name, value in got.items()}
             own = {name: value[..., clients, :] for name, value in memory.items()}
             w, own, steps = self._local_work(algorithm, local, clients, cohort.in_samples, mine, own, state.round)
@@ -107,7 +109,7 @@ class Simulation:
             for name, value in own.items():
                 memory[name][..., clients, :] = value
 
-        with seeded(_key(self.seed, NOISE, state.round)):
+        with seeded(torch_seed(self.seed, NOISE, state.round)):
             self._each(work, list(self._cohorts(who, local, plain_only=bool(memory))))
         present = self.weights[who]
         p = torch.as_tensor(present / present.sum(), dtype=torch.float32, device=self.device)
@@ -180,30 +182,48 @@ class Simulation:
         round: int,
     ) -> tuple[Tensor, Tensors, Tensor]:
         """All local steps of a cohort; how many each client took is returned too."""
-        train = self.federation.train
-        dealt = [
-            local.batches(int(train.sizes[i]), np.random.default_rng([self.seed, BATCHES, round, i])) for i in clients
-        ]
-        space: Space = (
-            self._samples(local, clients, dealt) if in_samples else Plain(self.model, local, train, clients, dealt)
-        )
-        vectors = space.lift(got)
-        w = vectors["model"]
-        for k in range(max(map(len, dealt))):
-            new, new_memory = algorithm.step(w, vectors, memory, space.gradient(k))
-            w = space.settle(k, new, w)
-            memory = {name: space.settle(k, value, memory[name]) for name, value in new_memory.items()}
-        steps = torch.tensor([len(batches) for batches in dealt], device=self.device)
-        return space.lower(w), memory, steps
+        space = self._space(local, clients, in_samples, bool(memory), round)
+        w, memory = take_steps(algorithm, space, got, memory, max(space.counts))
+        return w, memory, torch.tensor(space.counts, device=self.device)
 
-    def _samples(self, local: Local, clients: NDArray[np.int64], dealt: Dealt) -> Samples:
-        """Sample space for a cohort, with its Gram matrices kept if the same cohort comes again every round."""
+    def _space(
+        self, local: Local, clients: NDArray[np.int64], in_samples: bool, remembering: bool, round: int
+    ) -> Space:
+        """Where a cohort works. In sample space much is the same in every round, and kept if the cohort comes again."""
+        train, key = self.federation.train, clients.tobytes()
+        if in_samples and (kept := self._kept.get(key)) and kept.local is local and local.order == "fixed":
+            return kept
+        dealt = [deal(local, int(train.sizes[i]), self.seed, round, int(i)) for i in clients]
+        if not in_samples:
+            plainly = Plain if remembering or not self.stacked else Fused
+            return plainly(self.model, local, train, clients, dealt)
         assert isinstance(self.model, Softmax)
-        key = clients.tobytes()
-        ready = self._prepared.get(key) or prepare(self.federation.train, clients, self.model.classes)
+        ready = kept.ready if kept else prepare(train, clients, self.model.classes)
+        space = Samples(self.model, local, ready, dealt)
         if self.all_present:
-            self._prepared[key] = ready
-        return Samples(self.model, local, ready, dealt)
+            self._kept[key] = space
+        return space
+
+
+def as_slice(places: NDArray[np.int64]) -> Any:
+    """Places that follow each other as a slice, others as they are."""
+    return slice(int(places[0]), int(places[-1]) + 1) if is_run(places) else places
+
+
+def deal(local: Local, samples: int, seed: int, round: int, client: int) -> list[NDArray[np.int64]]:
+    """The batches of one client's round, drawn under a key of its own: the same wherever the client is."""
+    return local.batches(samples, np.random.default_rng([seed, BATCHES, round, client]))
+
+
+def take_steps(algorithm: Algorithm, space: Space, got: Tensors, memory: Tensors, steps: int) -> tuple[Tensor, Tensors]:
+    """The local loop, the only one there is: from w = w̄, so many steps in a space; then back to parameters."""
+    vectors = space.lift(got)
+    w = vectors["model"]
+    for k in range(steps):
+        new, new_memory = algorithm.step(w, vectors, memory, space.gradient(k))
+        w = space.settle(k, new, w)
+        memory = {name: space.settle(k, value, memory[name]) for name, value in new_memory.items()}
+    return space.lower(w), memory
 
 
 @dataclass(frozen=True)
@@ -214,6 +234,6 @@ class Cohort:
     in_samples: bool
 
 
-def _key(*parts: int) -> int:
+def torch_seed(*parts: int) -> int:
     """One seed for PyTorch out of several numbers."""
     return int(np.random.SeedSequence(parts).generate_state(1, np.uint64)[0] >> np.uint64(1))

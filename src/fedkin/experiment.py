@@ -349,9 +349,16 @@ class Preparation:
         """Who is kin to whom."""
         federation = self.federation(config)
         section = config.graph
-        key = (config.data, config.partition, config.seed, section.kind, section.pixels, section.floor)
+        key = (config.data, config.partition, config.seed, section.model_copy(update={"weights": "adjacency"}))
         if self._graph is None or self._graph[0] != key:
             self.listener.doing(f"building the {section.kind} graph of {len(federation.train)} clients")
-            graph = build_graph(federation, section.kind, pixels=section.pixels, floor=section.floor, seed=config.seed)
+            graph = build_graph(
+                federation,
+                section.kind,
+                neighbours=section.neighbours,
+                pixels=section.pixels,
+                floor=section.floor,
+                seed=config.seed,
+            )
             self._graph = (key, graph)
         return self._graph[1]
