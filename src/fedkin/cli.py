@@ -75,6 +75,35 @@ def report(
         console().print(f"wrote {path}", soft_wrap=True, highlight=False)
 
 
+@app.command()
+def theory(
+    file: File = None,
+    settings: Set = [],  # noqa: B006 - typer copies it
+    out: Out = Path("results"),
+    data: Data = None,
+    quadratic: Annotated[
+        bool, typer.Option("--quadratic", help="Instead: quadratics, whose constants are known exactly.")
+    ] = False,
+) -> None:
+    """Run the algorithms at the theorems' step sizes and draw the measured gap under its bounds."""
+    from fedkin import progress, theory_report
+
+    if quadratic and (file is not None or settings):
+        raise BadInput("--quadratic has a federation of its own: give it no file and no settings")
+    with progress.shown(console()) as listener:
+        checked = (
+            [theory_report.quadratic(out)]
+            if quadratic
+            else theory_report.softmax(file, overrides=settings, out=out, data=data, listener=listener)
+        )
+    for found in checked:
+        console().print(f"{found.title}\n{found.facts}\n", markup=False, highlight=False, soft_wrap=True)
+        for table in found.tables:
+            console().print(table.rich())
+        for path in found.files:
+            console().print(f"wrote {path}", soft_wrap=True, highlight=False)
+
+
 def console() -> Console:
     """Standard output, wide enough for a table when it is not a terminal."""
     return Console(width=None if sys.stdout.isatty() else 160)
