@@ -92,7 +92,7 @@ def theory(
         raise BadInput("--quadratic has a federation of its own: give it no file and no settings")
     with progress.shown(console()) as listener:
         checked = (
-            [theory_report.quadratic(out)]
+            [theory_report.quadratic(out, listener=listener)]
             if quadratic
             else theory_report.softmax(file, overrides=settings, out=out, data=data, listener=listener)
         )
