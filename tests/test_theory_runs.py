@@ -364,6 +364,12 @@ def test_command_writes_table_and_figure(tmp_path: Path) -> None:
     assert [row[-1] for row in nonconvex.rows] == ["yes", "yes"]
 
 
+def test_embedded_default(tmp_path: Path) -> None:
+    """The file in the package describes five algorithms."""
+    (found,) = softmax(overrides=["rounds=1", "partition.clients=4"], out=tmp_path)
+    assert len(found.tables[0].rows) == 5
+
+
 def test_quadratic_command(tmp_path: Path) -> None:
     """Twenty-two runs, all below their bounds."""
     found = quadratic(tmp_path, rounds=26)
