@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: help demo test check format clean
+.PHONY: help demo test docs check format clean
 
 help:  ## what there is
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -18,6 +18,13 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)  ## FedAvg, FedProx and FedKin race on real digits: table and figure
 	$(BIN)/fedkin run --out results
 	$(BIN)/fedkin report results/demo
+
+docs: $(READY)  ## regenerate the figures of the README and the pages (not the benchmark's)
+	$(BIN)/fedkin run --out build
+	$(BIN)/fedkin report build/demo
+	cp build/demo/curves.png docs/demo.png
+	$(BIN)/fedkin theory --out build
+	$(BIN)/fedkin theory --quadratic --out build
 
 check: $(READY)  ## formatting, lint and types
 	$(BIN)/ruff format --check src tests

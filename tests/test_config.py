@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from fedkin.algorithms import FedKin, FedProx
-from fedkin.config import default_text, plans
+from fedkin.config import _section_keys, default_text, plans
 from fedkin.errors import BadInput
 from fedkin.schedules import Schedule
 
@@ -142,3 +142,10 @@ def test_files(tmp_path: Path) -> None:
         plans(tmp_path / "none.toml")
     with pytest.raises(BadInput, match="cannot be read"):
         plans(tmp_path)
+
+
+def test_every_setting_is_documented() -> None:
+    page = Path(__file__).parents[1].joinpath("docs", "experiments.md").read_text()
+    sections = {"data", "partition", "graph", "model", "local", "algorithm"}
+    for key in set(_section_keys()) - sections:
+        assert f"| `{key}` |" in page, key
