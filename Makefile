@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: help demo federation test check format clean
+.PHONY: help demo federation test docs check format clean
 
 help:  ## what there is
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -21,6 +21,13 @@ demo: $(READY)  ## FedAvg, FedProx and FedKin race on real digits: table and fig
 
 federation: $(READY)  ## the same race on Flower: a SuperLink and five SuperNodes on this machine
 	$(BIN)/python -m fedkin.flower_loopback examples/flower/digits --nodes 5
+
+docs: $(READY)  ## regenerate the figures of the README and the pages (not the benchmark's)
+	$(BIN)/fedkin run --out build
+	$(BIN)/fedkin report build/demo
+	cp build/demo/curves.png docs/demo.png
+	$(BIN)/fedkin theory --out build
+	$(BIN)/fedkin theory --quadratic --out build
 
 check: $(READY)  ## formatting, lint and types
 	$(BIN)/ruff format --check src tests

@@ -130,7 +130,7 @@ class FedKin(Algorithm):
 
     def start(self, model: Tensor, clients: int) -> Tensors:
         """w̄, and nobody's last model yet: every u starts as w̄."""
-        nobody = torch.zeros(0, dtype=torch.int64)
+        nobody = torch.zeros(0, dtype=torch.int64, device="cpu")
         return {
             "model": model,
             "owners": nobody,
@@ -141,21 +141,21 @@ class FedKin(Algorithm):
         """w̄, and each client's own uᵢ unless the graph has no edges (then u = w̄ and need not be sent)."""
         got = super().send(server, graph, who)
         if graph.has_edges:
-            rows = graph.mixing_rows(who, server["owners"].numpy())
-            rest = torch.as_tensor(1 - rows.sum(axis=1, keepdims=True)).to(got["model"])
-            mixing = torch.as_tensor(rows).to(got["model"])
-            got["anchor"] = mixing @ server["models"] + rest * server["model"].unsqueeze(-2)
+            rows, which = graph.mixing_rows(who, server["owners"].numpy())
+            rest = got["model"].new_tensor(1 - rows.sum(axis=1, keepdims=True))
+            mixing = got["model"].new_tensor(rows)
+            models = server["models"] if len(which) == len(server["owners"]) else server["models"][..., which, :]
+            got["anchor"] = mixing @ models + rest * server["model"].unsqueeze(-2)
         return got
 
     def combine(self, server: Tensors, replies: Tensors, who: Who, p: Tensor) -> Tensors:
-        """Average, and keep the models sent, in the order of their owners' numbers."""
-        owners, models = torch.as_tensor(who), replies["model"]
+        """Average, and keep the models sent, in the order of their owners' numbers (`who` ascends)."""
+        owners, models = torch.as_tensor(who, device="cpu"), replies["model"]
         if self.absent == "last":
             kept = ~torch.isin(server["owners"], owners)
             owners = torch.cat([server["owners"][kept], owners])
             models = torch.cat([server["models"][..., kept, :], models], dim=-2)
-        order = torch.argsort(owners)
-        if not torch.equal(order, torch.arange(len(owners))):
+            order = torch.argsort(owners)
             owners, models = owners[order], models[..., order, :]
         return {"model": average(p, replies["model"]), "owners": owners, "models": models}
 

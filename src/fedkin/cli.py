@@ -52,11 +52,12 @@ def graph(
     data: Data = None,
 ) -> None:
     """Show a federation before training: sizes, class mix, misalignment, spectrum."""
-    from fedkin import overview, progress
+    from fedkin import progress
+    from fedkin.overview import views
 
     with progress.shown(console()) as listener:
-        views = overview.views(file, overrides=settings, out=out, data=data, listener=listener)
-    for view in views:
+        shown = views(file, overrides=settings, out=out, data=data, listener=listener)
+    for view in shown:
         console().print(view)
 
 
@@ -75,6 +76,59 @@ def report(
         console().print(f"wrote {path}", soft_wrap=True, highlight=False)
 
 
+@app.command()
+def bench(
+    what: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[WORK | speed | threads | growth] …", help="None: the speed of all works."),
+    ] = None,
+    repeat: Annotated[int, typer.Option("--repeat", metavar="N", help="Turns everyone gets.")] = 7,
+    threads: Annotated[int | None, typer.Option("--threads", metavar="N", help="None: as many as cores.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="A few clients: for trying out, not for numbers.")] = False,
+    json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write all numbers.")] = None,
+    markdown: Annotated[
+        Path | None, typer.Option("--markdown", metavar="FILE", help="Write the tables into their places in a page.")
+    ] = None,
+    figure: Annotated[
+        Path | None, typer.Option("--figure", metavar="STEM", help="Draw growth: STEM.png and STEM.pdf.")
+    ] = None,
+) -> None:
+    """Measure the engine against loops written by hand and against the machine's limit."""
+    from fedkin import bench as benches
+
+    options = benches.Options(repeat, quick=quick, **({} if threads is None else {"threads": threads}))
+    benches.run(what or [], options, console(), json=json, markdown=markdown, figure=figure)
+
+
+@app.command()
+def theory(
+    file: File = None,
+    settings: Set = [],  # noqa: B006 - typer copies it
+    out: Out = Path("results"),
+    data: Data = None,
+    quadratic: Annotated[
+        bool, typer.Option("--quadratic", help="Instead: quadratics, whose constants are known exactly.")
+    ] = False,
+) -> None:
+    """Run the algorithms at the theorems' step sizes and draw the measured gap under its bounds."""
+    from fedkin import progress, theory_report
+
+    if quadratic and (file is not None or settings):
+        raise BadInput("--quadratic has a federation of its own: give it no file and no settings")
+    with progress.shown(console()) as listener:
+        checked = (
+            [theory_report.quadratic(out, listener=listener)]
+            if quadratic
+            else theory_report.softmax(file, overrides=settings, out=out, data=data, listener=listener)
+        )
+    for found in checked:
+        console().print(f"{found.title}\n{found.facts}\n", markup=False, highlight=False, soft_wrap=True)
+        for table in found.tables:
+            console().print(table.rich())
+        for path in found.files:
+            console().print(f"wrote {path}", soft_wrap=True, highlight=False)
+
+
 def console() -> Console:
     """Standard output, wide enough for a table when it is not a terminal."""
     return Console(width=None if sys.stdout.isatty() else 160)
@@ -88,7 +142,7 @@ def main() -> None:
         Console(stderr=True).print(f"fedkin: {error}", markup=False, highlight=False, soft_wrap=True)
         sys.exit(2)
     except KeyboardInterrupt:
-        Console(stderr=True).print("\nstopped; the same command continues")
+        Console(stderr=True).print("\nstopped; runs continue with the same command")
         sys.exit(130)
     except BrokenPipeError:
         # The reader of our output has gone (`fedkin … | head`): nothing is wrong, and nothing more can be said.

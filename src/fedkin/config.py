@@ -63,12 +63,14 @@ class Graph(Section):
 
     kind     similarity, or for comparison uniform, shuffled, global
     weights  by which the server averages: adjacency (the degrees), uniform, samples
+    neighbours  so many nearest count, which makes the graph sparse (0: all)
     pixels   messages from the raw features or the preprocessed ones
     floor    the smallest misalignment that counts (0: identical clients are an error)
     """
 
     kind: Literal["similarity", "uniform", "shuffled", "global"] = "similarity"
     weights: Literal["adjacency", "uniform", "samples"] = "adjacency"
+    neighbours: int = Field(default=0, ge=0)
     pixels: Literal["raw", "preprocessed"] = "raw"
     floor: float = Field(default=0.0, ge=0, lt=1)
 

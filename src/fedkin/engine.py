@@ -10,6 +10,7 @@ Clients are processed in cohorts that fit the cache: one large client at a time,
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,7 +23,7 @@ from fedkin.federation import Federation
 from fedkin.graph import SimilarityGraph
 from fedkin.local import Local
 from fedkin.models import Model, Softmax, seeded
-from fedkin.spaces import Dealt, Plain, Prepared, Samples, Space, prepare, samples_pay
+from fedkin.spaces import Fused, Plain, Samples, Space, is_run, prepare, samples_pay
 
 # A cohort holds at most this many numbers (4 bytes each) that every step goes through, so that they stay in the cache:
 # a core's own for a batch of samples, the one all cores share for Gram matrices.
@@ -61,7 +62,7 @@ class Simulation:
     take_part: int | None = None
     seed: int = 0
     stacked: bool = True
-    _prepared: dict[bytes, Prepared] = field(default_factory=dict, repr=False, compare=False)
+    _kept: dict[bytes, Samples] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         clients = len(self.federation.train)
@@ -97,7 +98,8 @@ class Simulation:
 
         def work(cohort: Cohort) -> None:
             """The local work of a cohort, which writes its own rows of what all send back."""
-            places, clients = cohort.places, who[cohort.places]
+            clients = who[cohort.places]
+            places = as_slice(cohort.places)  # of neighbours a view, not a copy
             mine = {name: value[..., places, :] for name, value in got.items()}
             own = {name: value[..., clients, :] for name, value in memory.items()}
             w, own, steps = self._local_work(algorithm, local, clients, cohort.in_samples, mine, own, state.round)
@@ -127,7 +129,7 @@ class Simulation:
         In sample space a step is one stack of products, over which PyTorch spreads its threads well. Plain cohorts go
         to threads of one core each: their products are too small to be worth splitting.
         """
-        threads = torch.get_num_threads() if self.device.type == "cpu" else 1
+        threads = torch.get_num_threads() if self.device.type == "cpu" and self.model.parallel else 1
         first, *rest = sorted(cohorts, key=lambda cohort: not cohort.in_samples)
         work(first)  # so that what the threads write into exists
         together = [cohort for cohort in rest if not cohort.in_samples]
@@ -180,21 +182,32 @@ class Simulation:
         round: int,
     ) -> tuple[Tensor, Tensors, Tensor]:
         """All local steps of a cohort; how many each client took is returned too."""
-        train = self.federation.train
-        dealt = [deal(local, int(train.sizes[i]), self.seed, round, int(i)) for i in clients]
-        space = self._samples(local, clients, dealt) if in_samples else Plain(self.model, local, train, clients, dealt)
-        w, memory = take_steps(algorithm, space, got, memory, max(map(len, dealt)))
-        steps = torch.tensor([len(batches) for batches in dealt], device=self.device)
-        return w, memory, steps
+        space = self._space(local, clients, in_samples, bool(memory), round)
+        w, memory = take_steps(algorithm, space, got, memory, max(space.counts))
+        return w, memory, torch.tensor(space.counts, device=self.device)
 
-    def _samples(self, local: Local, clients: NDArray[np.int64], dealt: Dealt) -> Samples:
-        """Sample space for a cohort, with its Gram matrices kept if the same cohort comes again every round."""
+    def _space(
+        self, local: Local, clients: NDArray[np.int64], in_samples: bool, remembering: bool, round: int
+    ) -> Space:
+        """Where a cohort works. In sample space much is the same in every round, and kept if the cohort comes again."""
+        train, key = self.federation.train, clients.tobytes()
+        if in_samples and (kept := self._kept.get(key)) and kept.local is local and local.order == "fixed":
+            return kept
+        dealt = [deal(local, int(train.sizes[i]), self.seed, round, int(i)) for i in clients]
+        if not in_samples:
+            plainly = Plain if remembering or not self.stacked else Fused
+            return plainly(self.model, local, train, clients, dealt)
         assert isinstance(self.model, Softmax)
-        key = clients.tobytes()
-        ready = self._prepared.get(key) or prepare(self.federation.train, clients, self.model.classes)
+        ready = kept.ready if kept else prepare(train, clients, self.model.classes)
+        space = Samples(self.model, local, ready, dealt)
         if self.all_present:
-            self._prepared[key] = ready
-        return Samples(self.model, local, ready, dealt)
+            self._kept[key] = space
+        return space
+
+
+def as_slice(places: NDArray[np.int64]) -> Any:
+    """Places that follow each other as a slice, others as they are."""
+    return slice(int(places[0]), int(places[-1]) + 1) if is_run(places) else places
 
 
 def deal(local: Local, samples: int, seed: int, round: int, client: int) -> list[NDArray[np.int64]]:
@@ -207,8 +220,9 @@ def take_steps(algorithm: Algorithm, space: Space, got: Tensors, memory: Tensors
     vectors = space.lift(got)
     w = vectors["model"]
     for k in range(steps):
-        new, memory = algorithm.step(w, vectors, memory, space.gradient(k))
+        new, new_memory = algorithm.step(w, vectors, memory, space.gradient(k))
         w = space.settle(k, new, w)
+        memory = {name: space.settle(k, value, memory[name]) for name, value in new_memory.items()}
     return space.lower(w), memory
 
 

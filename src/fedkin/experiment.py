@@ -1,5 +1,7 @@
 """Carry out experiments: from a configuration to run folders, or from Python objects to a result."""
 
+import contextlib
+import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -11,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedkin import datasets, metrics, records
+from fedkin import datasets, lanes, metrics, records
 from fedkin.algorithms import Algorithm
 from fedkin.config import Experiment, Plan, plans
 from fedkin.engine import Simulation, State
@@ -101,7 +103,10 @@ def train(
     p = graph.weights(weights, federation.train.sizes)
     simulation = Simulation(federation, model, algorithm, graph, p, local or Local(), take_part, seed)
     done: list[Record] = []
-    state = _play(simulation, simulation.start(), rounds, lambda _, record: done.append(record))
+    state = simulation.start()
+    while state.round < rounds and not (done and done[-1]["train_loss"] is None):
+        state, (record,) = play([simulation], state)
+        done.append(record)
     name = type(algorithm).__name__
     knobs = {f.name: _plain(getattr(algorithm, f.name)) for f in fields(algorithm)}
     config = {"algorithm": {"name": name.lower(), **knobs}, "threshold": threshold, "rounds": rounds, "seed": seed}
@@ -116,17 +121,15 @@ def _plain(hyper: Any) -> Any:
     return hyper
 
 
-def _play(simulation: Simulation, state: State, rounds: int, after: Any) -> State:
-    """Rounds until all are done or the loss is no longer finite."""
-    while state.round < rounds:
-        began = time.perf_counter()
-        state = simulation.advance(state)
-        measured = metrics.measure(simulation.model, state.server["model"], simulation.federation, simulation.local.l2)
-        record = {"round": state.round - 1, **measured, "seconds": round(time.perf_counter() - began, 6)}
-        after(state, record)
-        if not np.isfinite(measured["train_loss"]):
-            break
-    return state
+def play(simulations: Sequence[Simulation], state: State) -> tuple[State, list[Record]]:
+    """One round of runs that are carried out together, and the record of each; `seconds` is its share of the time."""
+    began = time.perf_counter()
+    group, first = lanes.together(simulations), simulations[0]
+    state = group.advance(state)
+    models = state.server["model"].view(len(simulations), -1)
+    measured = metrics.measure(first.model, models, first.federation, [s.local.l2 for s in simulations])
+    seconds = round((time.perf_counter() - began) / len(simulations), 6)
+    return state, [records.finite({"round": state.round - 1, **one, "seconds": seconds}) for one in measured]
 
 
 def run(
@@ -146,40 +149,117 @@ def run(
     todo = plans(source, overrides)
     listener.grid(len(todo))
     preparation = Preparation(Path(data) if data else None, listener)
-    return [_run(plan, Path(out), preparation, fresh) for plan in todo]
+    results: dict[str, Result] = {}
+    for group in _groups(todo):
+        results |= _run(group, Path(out), preparation, fresh)
+    return [results[plan.name] for plan in todo]
 
 
-def _run(plan: Plan, out: Path, preparation: "Preparation", fresh: bool) -> Result:
-    config, listener = plan.config, preparation.listener
-    folder = records.RunFolder(out / config.name / plan.name)
-    settings = config.model_dump(mode="json", by_alias=True)
-    with folder.opened(settings, fresh=fresh):
-        if kept := _kept(folder, config, plan.name, settings):
-            listener.end(plan.name, kept.summary, True)
-            return kept
-        if config.threads:
-            torch.set_num_threads(config.threads)
-        simulation = preparation.simulation(config)
-        state, done = folder.resume(simulation.device)
-        folder.keep_records(done)
-        listener.begin(plan.name, config.rounds, len(done))
+def _groups(todo: Sequence[Plan]) -> list[list[Plan]]:
+    """Plans that differ only in what lanes can differ in, so that one preparation serves them all."""
+    groups: dict[str, list[Plan]] = {}
+    for plan in todo:
+        settings = plan.config.model_dump(mode="json", exclude={"algorithm": True, "threshold": True})
+        for hyper in ("step_size", "l2", "clip"):
+            del settings["local"][hyper]
+        groups.setdefault(json.dumps(settings), []).append(plan)
+    return list(groups.values())
+
+
+@dataclass
+class _Lane:
+    """A run on its way: its plan, its folder, what it simulates and the records so far."""
+
+    plan: Plan
+    folder: records.RunFolder
+    settings: Record
+    simulation: Simulation | None = None
+    done: list[Record] = field(default_factory=list)
+
+    @property
+    def diverged(self) -> bool:
+        return bool(self.done) and self.done[-1]["train_loss"] is None
+
+
+def _run(group: Sequence[Plan], out: Path, preparation: "Preparation", fresh: bool) -> dict[str, Result]:
+    """Carry out runs of one federation, as many together as can be."""
+    results: dict[str, Result] = {}
+    with contextlib.ExitStack() as held:
+        waiting: dict[Any, list[_Lane]] = {}
+        for plan in group:
+            config = plan.config
+            folder = records.RunFolder(out / config.name / plan.name)
+            settings = config.model_dump(mode="json", by_alias=True)
+            held.enter_context(folder.opened(settings, fresh=fresh))
+            if kept := _kept(folder, config, plan.name, settings):
+                preparation.listener.end(plan.name, kept.summary, True)
+                results[plan.name] = kept
+                continue
+            if config.threads:
+                torch.set_num_threads(config.threads)
+            simulation = preparation.simulation(config)
+            key = lanes.key(simulation) or plan.name
+            waiting.setdefault(key, []).append(_Lane(plan, folder, settings, simulation))
+        for alike in waiting.values():
+            assert alike[0].simulation is not None
+            at_once = lanes.most(alike[0].simulation)
+            for first in range(0, len(alike), at_once):
+                results |= _run_together(alike[first : first + at_once], preparation.listener)
+    return results
+
+
+def _run_together(group: list[_Lane], listener: Listener) -> dict[str, Result]:
+    """Rounds until all are done; a run whose loss is no longer finite ends earlier.
+
+    All runs of a group continue from the same round after a crash, so that the group, and with it every bit of the
+    result, is what it would have been. That is also why a run that has diverged stays until the next checkpoint.
+    """
+    config = group[0].plan.config
+    simulations = [lane.simulation for lane in group if lane.simulation is not None]
+    common = set.intersection(*(lane.folder.sound_rounds() for lane in group))
+    begin = max(common, default=0)
+    states = [
+        lane.folder.load(begin, s.device) if begin else s.start() for lane, s in zip(group, simulations, strict=True)
+    ]
+    for lane in group:
+        lane.done = lane.folder.records()[:begin]
+        lane.folder.keep_records(lane.done)
+        listener.begin(lane.plan.name, config.rounds, begin)
+    state = lanes.joined(states)
+    results: dict[str, Result] = {}
+    saved = time.monotonic()
+    while group:
+        if state.round < config.rounds:
+            state, new = play(simulations, state)
+            for lane, record in zip(group, new, strict=True):
+                if not lane.diverged:
+                    lane.folder.append(record)
+                    lane.done.append(record)
+                    listener.round(lane.plan.name, record)
+        over = state.round >= config.rounds or all(lane.diverged for lane in group)
+        due = state.round % config.checkpoint_every == 0 or time.monotonic() - saved > CHECKPOINT_SECONDS
+        if not (over or due):
+            continue
+        parts = lanes.parted(state, simulations)
+        for lane, part in zip(group, parts, strict=True):
+            if not lane.diverged:
+                lane.folder.save(part)
         saved = time.monotonic()
-
-        def after(state: State, record: Record) -> None:
-            nonlocal saved
-            folder.append(record)
-            done.append(record)
-            due = state.round % config.checkpoint_every == 0 or time.monotonic() - saved > CHECKPOINT_SECONDS
-            if due and state.round < config.rounds:
-                folder.save(state)
-                saved = time.monotonic()
-            listener.round(plan.name, record)
-
-        state = _play(simulation, state or simulation.start(), config.rounds, after)
-        summary = describe(plan, done)
-        folder.finish(summary, state.server["model"])
-        listener.end(plan.name, summary, False)
-        return Result(plan.name, settings, done, summary, state.server["model"], folder.path)
+        for lane, part in zip(group, parts, strict=True):
+            if over or lane.diverged:
+                summary = describe(lane.plan, lane.done)
+                model = part.server["model"]
+                lane.folder.finish(summary, model)
+                listener.end(lane.plan.name, summary, False)
+                results[lane.plan.name] = Result(
+                    lane.plan.name, lane.settings, lane.done, summary, model, lane.folder.path
+                )
+        going = [not (over or lane.diverged) for lane in group]
+        if not all(going):
+            state = lanes.joined([part for part, on in zip(parts, going, strict=True) if on]) if any(going) else state
+            simulations = [s for s, on in zip(simulations, going, strict=True) if on]
+            group = [lane for lane, on in zip(group, going, strict=True) if on]
+    return results
 
 
 def _kept(folder: records.RunFolder, config: Experiment, name: str, settings: Record) -> Result | None:
@@ -269,9 +349,16 @@ class Preparation:
         """Who is kin to whom."""
         federation = self.federation(config)
         section = config.graph
-        key = (config.data, config.partition, config.seed, section.kind, section.pixels, section.floor)
+        key = (config.data, config.partition, config.seed, section.model_copy(update={"weights": "adjacency"}))
         if self._graph is None or self._graph[0] != key:
             self.listener.doing(f"building the {section.kind} graph of {len(federation.train)} clients")
-            graph = build_graph(federation, section.kind, pixels=section.pixels, floor=section.floor, seed=config.seed)
+            graph = build_graph(
+                federation,
+                section.kind,
+                neighbours=section.neighbours,
+                pixels=section.pixels,
+                floor=section.floor,
+                seed=config.seed,
+            )
             self._graph = (key, graph)
         return self._graph[1]

@@ -124,7 +124,9 @@ class Strategy(flwr.serverapp.strategy.Strategy):
         with nullcontext() if folder is None else folder.opened(self._settings(num_rounds)):
             if folder is not None and self._finished(folder, result):
                 return result
-            state, done = (None, []) if folder is None else folder.resume()
+            sound = set() if folder is None else folder.sound_rounds()
+            state = folder.load(max(sound)) if folder is not None and sound else None
+            done = folder.records()[: state.round] if folder is not None and state is not None else []
             roster = None if state is None else Roster.from_tensors(state.memory)
             self.nodes = Nodes(self.graph, self.floor, self.identity, roster)
             self.nodes.timeout, self._asked = timeout, []
@@ -362,7 +364,12 @@ def initial_arrays(model: Model, seed: int = 0) -> ArrayRecord:
 
 def measured(model: Model, federation: Federation, l2: float = 0.0) -> Evaluate:
     """An `evaluate_fn` that measures what the engine measures, where the server has a federation to test on."""
-    return lambda _, arrays: MetricRecord(dict[str, Any](metrics.measure(model, flatten(arrays), federation, l2)))
+
+    def evaluate(_: int, arrays: ArrayRecord) -> MetricRecord:
+        (found,) = metrics.measure(model, flatten(arrays)[None], federation, [l2])
+        return MetricRecord({**found})
+
+    return evaluate
 
 
 # -- helpers -----------------------------------------------------------------------------------------------------------

@@ -8,10 +8,13 @@ which clients are kin. Everything here is float64: misalignments of alike client
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import ArrayLike, NDArray
 from scipy.linalg import eigh, eigvalsh
+from scipy.sparse import coo_array, csr_array, diags_array
 from scipy.sparse.linalg import ArpackError, LinearOperator, eigsh
 from scipy.spatial.distance import pdist, squareform
 
@@ -19,11 +22,16 @@ from fedkin.errors import BadInput
 from fedkin.federation import Federation
 
 Floats = NDArray[np.float64]
+Matrix = Any  # (C, C) float64, an array or a sparse csr_array
 
 # Below this misalignment two messages differ by no more than the rounding of the eigenvector.
 SAME = 1e-24
 # Below this many rows or columns a dense eigenproblem is quicker than an iterative one.
 DENSE = 64
+# With more clients than this all pairs no longer fit into memory, nor a spectrum into patience.
+MANY = 5_000
+# Clients whose nearest are looked for at once.
+ROWS = 512
 
 
 def message(x: ArrayLike) -> Floats:
@@ -52,10 +60,10 @@ def _top_right_singular_vector(x: Floats) -> Floats:
     n, features = x.shape
     if min(n, features) > DENSE:
         try:
-            # xᵀx is never formed: a few products with x are enough. The fixed start vector makes the result the same
-            # on every call.
+            # xᵀx is never formed: a few products with x are enough. The start vector and the generator (for when the
+            # iteration has to start again) are fixed, so that the result is the same on every call.
             gram = LinearOperator((features, features), matvec=lambda v: x.T @ (x @ v), dtype=np.float64)
-            _, vectors = eigsh(gram, k=1, v0=x.mean(axis=0) + 1e-3)
+            _, vectors = eigsh(gram, k=1, v0=x.mean(axis=0) + 1e-3, rng=np.random.default_rng(0))
             return np.asarray(vectors[:, 0])
         except ArpackError:
             pass  # top eigenvalues too close to tell apart by iteration: the dense solver always answers
@@ -79,7 +87,7 @@ def messages(federation: Federation, pixels: str = "raw") -> Floats:
 
 @dataclass(frozen=True, eq=False)
 class SimilarityGraph:
-    """An undirected weighted graph over the C clients, given by its adjacency matrix A (C, C).
+    """An undirected weighted graph over the C clients, given by its adjacency matrix A (C, C), dense or sparse.
 
     pair_weights   p_in = A_in / Σ A
     degrees        pᵢ = Σₙ p_in, which sum to 1
@@ -89,7 +97,7 @@ class SimilarityGraph:
     spectrum       the Laplacian's eigenvalues, ascending
     """
 
-    adjacency: Floats
+    adjacency: Matrix
     misalignment: Floats | None = None
 
     @classmethod
@@ -100,74 +108,121 @@ class SimilarityGraph:
         the smallest misalignment shall count as, that is an error.
         """
         m = np.asarray(messages, dtype=np.float64)
+        if len(m) > MANY:
+            raise BadInput(f"{len(m)} clients have too many pairs: set graph.neighbours to the number that shall count")
         pairs = np.clip(pdist(m, "sqeuclidean") / 4, 0.0, 1.0)
         if floor <= 0 and (pairs <= SAME).any():
-            same = squareform(pairs <= SAME, checks=False)
-            i, n = np.argwhere(same)[0]
-            raise BadInput(
-                f"training clients {i} and {n} hold the same data, up to scale, so their similarity is infinite: merge "
-                "them, set graph.floor to the smallest misalignment that shall count (1e-6, say), or use another graph"
-            )
-        # a misalignment of 1 gives −ln 1 = −0.0: adding zero makes it a plain zero
-        adjacency = squareform(-np.log(np.maximum(pairs, max(floor, SAME))) + 0.0)
+            i, n = np.argwhere(squareform(pairs <= SAME, checks=False))[0]
+            raise _identical(i, n)
+        adjacency = squareform(similarity(pairs, floor))
         if not adjacency.any():
             raise BadInput("all clients' messages are opposite: no client has kin; use graph.kind = 'uniform'")
         return cls(adjacency, squareform(pairs))
 
     @classmethod
+    def nearest(cls, messages: ArrayLike, neighbours: int, floor: float = 0.0) -> "SimilarityGraph":
+        """The paper's graph with only the edges between a client and the `neighbours` most similar to it.
+
+        An edge stays if either end counts the other among its nearest. The result is sparse: C·k numbers instead
+        of C². The nearest are found exactly, in blocks: candidates by single-precision products, then their
+        misalignments in double precision.
+        """
+        m = np.asarray(messages, dtype=np.float64)
+        clients = len(m)
+        k = min(neighbours, clients - 1)
+        candidates = min(2 * k + 8, clients - 1)
+        # Single precision is enough for distances from the mean message, not for the messages themselves: alike
+        # clients differ only in their last digits.
+        around = torch.as_tensor(m - m.mean(axis=0), dtype=torch.float32)
+        half_squares = (around**2).sum(dim=1) / 2
+        rows, columns, values = [], [], []
+        for first in range(0, clients, ROWS):
+            mine = np.arange(first, min(first + ROWS, clients))
+            alike = around[mine] @ around.T - half_squares  # larger is nearer
+            alike[np.arange(len(mine)), mine] = -np.inf  # nobody is their own neighbour
+            near = torch.topk(alike, candidates, dim=1, sorted=False).indices.numpy()
+            mis = np.clip(((m[mine, None] - m[near]) ** 2).sum(axis=2) / 4, 0.0, 1.0)
+            best = np.argsort(mis, axis=1, kind="stable")[:, :k]
+            rows.append(np.repeat(mine, k))
+            columns.append(np.take_along_axis(near, best, axis=1).reshape(-1))
+            values.append(np.take_along_axis(mis, best, axis=1).reshape(-1))
+        i, n, pairs = map(np.concatenate, (rows, columns, values))
+        if floor <= 0 and (same := pairs <= SAME).any():
+            raise _identical(i[same][0], n[same][0])
+        half = coo_array((similarity(pairs, floor), (i, n)), shape=(clients, clients)).tocsr()
+        # An edge that both ends count is the same number twice: the larger of both is that number.
+        return cls(half.maximum(half.T).tocsr())
+
+    @classmethod
     def uniform(cls, clients: int) -> "SimilarityGraph":
         """All clients neighbours, all alike: u is the plain average of the others."""
+        if clients > MANY:
+            raise BadInput(f"the average of {clients} others is hardly different from the global model: use 'global'")
         return cls(np.ones((clients, clients)) - np.eye(clients))
 
     @classmethod
     def edgeless(cls, clients: int) -> "SimilarityGraph":
         """No neighbours at all, so u = w̄ for everyone: needs no message, and nothing extra is downloaded."""
-        return cls(np.zeros((clients, clients)))
+        return cls(csr_array((clients, clients), dtype=np.float64))
 
     def relabelled(self, order: Sequence[int] | NDArray[np.int64]) -> "SimilarityGraph":
         """The same graph where client j takes the place of client `order[j]`."""
         places = np.asarray(order, dtype=np.int64)
-        pick = np.ix_(places, places)
-        mis = None if self.misalignment is None else self.misalignment[pick]
-        return SimilarityGraph(self.adjacency[pick], mis)
+        mis = None if self.misalignment is None else self.misalignment[np.ix_(places, places)]
+        return SimilarityGraph(self.adjacency[places][:, places], mis)
 
     def __len__(self) -> int:
-        return len(self.adjacency)
+        return int(self.adjacency.shape[0])
+
+    @property
+    def strengths(self) -> Floats:
+        """A1, the sums of the rows, (C,)."""
+        return np.asarray(self.adjacency.sum(axis=1)).reshape(-1)
 
     @cached_property
     def has_edges(self) -> bool:
         """Whether any client has a neighbour."""
-        return bool(self.adjacency.any())
+        return bool(self.strengths.any())
 
     @cached_property
-    def pair_weights(self) -> Floats:
+    def pair_weights(self) -> Matrix:
         """p_in = A_in / 1ᵀA1, symmetric, (C, C)."""
-        return self.adjacency / (self.adjacency.sum() or 1.0)
+        return self.adjacency / (self.strengths.sum() or 1.0)
 
     @cached_property
     def degrees(self) -> Floats:
         """pᵢ = Σₙ p_in, (C,); uniform in a graph without edges."""
-        return self.pair_weights.sum(axis=1) if self.has_edges else np.full(len(self), 1 / len(self))
+        strengths = self.strengths
+        return np.asarray(strengths / strengths.sum() if self.has_edges else np.full(len(self), 1 / len(self)))
 
     @cached_property
-    def mixing(self) -> Floats:
+    def mixing(self) -> Matrix:
         """p_in / pᵢ, rows that sum to 1, or to 0 for a client without neighbours, (C, C)."""
-        strength = self.adjacency.sum(axis=1, keepdims=True)
-        return np.asarray(np.divide(self.adjacency, strength, out=np.zeros_like(self.adjacency), where=strength > 0))
+        inverse = np.divide(1.0, self.strengths, out=np.zeros(len(self)), where=self.strengths > 0)
+        if isinstance(self.adjacency, csr_array):
+            return (diags_array(inverse) @ self.adjacency).tocsr()
+        return inverse[:, None] * self.adjacency
 
     @property
     def laplacian(self) -> Floats:
         """diag(A1) − A, (C, C)."""
-        return np.diag(self.adjacency.sum(axis=1)) - self.adjacency
+        dense = self.adjacency.toarray() if isinstance(self.adjacency, csr_array) else self.adjacency
+        return np.asarray(np.diag(self.strengths) - dense)
 
     @cached_property
     def spectrum(self) -> Floats:
         """Eigenvalues of the Laplacian, ascending, the first one 0, (C,)."""
+        if len(self) > MANY:
+            raise BadInput(f"the spectrum of {len(self)} clients takes too long: look at {MANY} clients at the most")
         return np.asarray(eigvalsh(self.laplacian))
 
-    def mixing_rows(self, who: NDArray[np.int64], owners: NDArray[np.int64]) -> Floats:
-        """How much clients `who` take of the models of clients `owners`, (len(who), len(owners))."""
-        return self.mixing[np.ix_(who, owners)]
+    def mixing_rows(self, who: NDArray[np.int64], owners: NDArray[np.int64]) -> tuple[Floats, NDArray[np.int64]]:
+        """How much clients `who` take of the models of `owners`, (len(who), j), and which j of the owners matter."""
+        rows = self.mixing[who][:, owners]
+        if isinstance(rows, csr_array):
+            which = np.unique(rows.indices).astype(np.int64)
+            return rows[:, which].toarray(), which
+        return rows, np.arange(len(owners))
 
     def weights(self, scheme: str, sizes: NDArray[np.int64]) -> Floats:
         """The weights by which the server averages, (C,), summing to 1.
@@ -186,10 +241,24 @@ class SimilarityGraph:
         raise BadInput(f"unknown weights '{scheme}': choose adjacency, uniform or samples")
 
 
+def similarity(misalignment: Floats, floor: float = 0.0) -> Floats:
+    """−ln mis, where nothing counts as less than the floor."""
+    # a misalignment of 1 gives −ln 1 = −0.0: adding zero makes it a plain zero
+    return np.asarray(-np.log(np.maximum(misalignment, max(floor, SAME))) + 0.0)
+
+
+def _identical(i: int, n: int) -> BadInput:
+    return BadInput(
+        f"training clients {i} and {n} hold the same data, up to scale, so their similarity is infinite: merge "
+        "them, set graph.floor to the smallest misalignment that shall count (1e-6, say), or use another graph"
+    )
+
+
 def build_graph(
     federation: Federation,
     kind: str = "similarity",
     *,
+    neighbours: int = 0,
     pixels: str = "raw",
     floor: float = 0.0,
     seed: int = 0,
@@ -200,6 +269,8 @@ def build_graph(
     shuffled    the same graph with the clients relabelled at random: as uneven, but blind
     uniform     all neighbours alike
     global      no neighbours: u = w̄ for everyone
+
+    The first two can be made sparse: then only the edges to so many nearest `neighbours` stay (0: all).
     """
     clients = len(federation.train)
     match kind:
@@ -208,7 +279,11 @@ def build_graph(
         case "global":
             return SimilarityGraph.edgeless(clients)
         case "similarity" | "shuffled":
-            graph = SimilarityGraph.from_messages(messages(federation, pixels), floor)
+            m = messages(federation, pixels)
+            if neighbours:
+                graph = SimilarityGraph.nearest(m, neighbours, floor)
+            else:
+                graph = SimilarityGraph.from_messages(m, floor)
             if kind == "shuffled":
                 graph = graph.relabelled(np.random.default_rng([seed, 0x5AFF1E]).permutation(clients))
             return graph

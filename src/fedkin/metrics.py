@@ -41,31 +41,35 @@ class Scores:
         return float(worst.mean())
 
 
-def score(model: Model, w: Tensor, clients: Clients, l2: float = 0.0) -> Scores:
-    """Loss (cross-entropy plus λ/2 ‖w‖², as trained) and accuracy of parameters w (P,) at every client."""
-    loss = torch.empty(len(clients.y), dtype=torch.float32)
-    right = torch.empty(len(clients.y), dtype=torch.float32)
-    for first in range(0, len(clients.y), ROWS):
+def score(model: Model, w: Tensor, clients: Clients, l2: Sequence[float] = (0.0,)) -> list[Scores]:
+    """Loss (cross-entropy plus λ/2 ‖w‖², as trained) and accuracy at every client, of each model of w (L, P)."""
+    lanes, samples = len(w), len(clients.y)
+    loss, right = torch.empty(2, lanes, samples, device="cpu")
+    for first in range(0, samples, ROWS):
         rows = slice(first, first + ROWS)
-        z, y = model.scores(w, clients.x[rows]), clients.y[rows]
-        loss[rows] = torch.nn.functional.cross_entropy(z[None], y[None], reduction="none")[0].cpu()
-        right[rows] = (z.argmax(dim=-2) == y).float().cpu()
-    penalty = l2 / 2 * float((w.double() ** 2).sum())
+        z, y = model.scores(w, clients.x[rows]), clients.y[rows].expand(lanes, -1)
+        loss[:, rows] = torch.nn.functional.cross_entropy(z, y, reduction="none").cpu()
+        right[:, rows] = (z.argmax(dim=-2) == y).float().cpu()
     starts, sizes = clients.offsets[:-1], clients.sizes
-    mean_loss = np.add.reduceat(loss.double().numpy(), starts) / sizes + penalty
-    return Scores(mean_loss, np.add.reduceat(right.double().numpy(), starts) / sizes, sizes)
+    penalties = np.array(l2) / 2 * (w.double() ** 2).sum(dim=1).cpu().numpy()
+    mean_loss = np.add.reduceat(loss.double().numpy(), starts, axis=1) / sizes + penalties[:, None]
+    accuracy = np.add.reduceat(right.double().numpy(), starts, axis=1) / sizes
+    return [Scores(mean_loss[lane], accuracy[lane], sizes) for lane in range(lanes)]
 
 
-def measure(model: Model, w: Tensor, federation: Federation, l2: float = 0.0) -> dict[str, float]:
-    """The record of a round: training and testing loss and accuracy, and the spread over testing clients."""
-    train, test = score(model, w, federation.train, l2), score(model, w, federation.test, l2)
-    return {
-        "train_loss": train.loss,
-        "test_loss": test.loss,
-        "train_accuracy": train.accuracy,
-        "test_accuracy": test.accuracy,
-        "worst_decile": test.worst_decile,
-    }
+def measure(model: Model, w: Tensor, federation: Federation, l2: Sequence[float] = (0.0,)) -> list[dict[str, float]]:
+    """The record of a round for each model of w (L, P): loss and accuracy, and the spread over testing clients."""
+    pairs = zip(score(model, w, federation.train, l2), score(model, w, federation.test, l2), strict=True)
+    return [
+        {
+            "train_loss": train.loss,
+            "test_loss": test.loss,
+            "train_accuracy": train.accuracy,
+            "test_accuracy": test.accuracy,
+            "worst_decile": test.worst_decile,
+        }
+        for train, test in pairs
+    ]
 
 
 def rounds_to(threshold: float, accuracy: Sequence[float] | NDArray[np.float64]) -> int | None:

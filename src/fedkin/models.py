@@ -8,8 +8,10 @@ Scores are (…, K, B), a row a class: products of few rows with many samples, W
 faster than their transposes x Wᵀ and xᵀ r.
 """
 
+import copy
 import importlib
 import math
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -23,6 +25,10 @@ from fedkin.federation import Federation
 
 class Model(Protocol):
     """What the engine asks of a model."""
+
+    @property
+    def parallel(self) -> bool:
+        """Whether several threads may use it at once."""
 
     @property
     def size(self) -> int:
@@ -51,7 +57,7 @@ def residual(z: Tensor, y: Tensor, weight: Tensor) -> Tensor:
 
 def linear_start(inputs: int, outputs: int) -> Tensor:
     """A layer's weights (outputs × inputs) and then its biases, flat, as `nn.Linear` begins: U(±1/√inputs)."""
-    layer = nn.Linear(inputs, outputs)
+    layer = nn.Linear(inputs, outputs, device="cpu")  # the same numbers whatever the device
     return torch.cat([layer.weight.detach().reshape(-1), layer.bias.detach()])
 
 
@@ -93,6 +99,7 @@ class Softmax:
 
     features: int
     classes: int
+    parallel: bool = field(default=True, init=False, repr=False)
 
     @property
     def layer(self) -> Layer:
@@ -127,6 +134,7 @@ class MLP:
     features: int
     classes: int
     hidden: int = 128
+    parallel: bool = field(default=True, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.hidden < 1:
@@ -176,7 +184,8 @@ class Module:
     make: Callable[[], nn.Module]
     shape: tuple[int, ...]
     classes: int
-    net: nn.Module = field(init=False, repr=False, compare=False)
+    parallel: bool = field(init=False, repr=False, compare=False)
+    _copies: threading.local = field(default_factory=threading.local, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         net = self._built(0)
@@ -187,9 +196,13 @@ class Module:
             )
         if not any(True for _ in net.parameters()):
             raise BadInput("the module has no parameters to train")
-        object.__setattr__(self, "net", net)
+        self._copies.net = net
         try:
             out = net.eval()(torch.zeros(2, *self.shape))
+            # With dropout and the like, threads would draw from one source of random numbers in any order.
+            with torch.no_grad():
+                first, again = (net.train()(torch.ones(2, *self.shape)) for _ in range(2))
+            object.__setattr__(self, "parallel", torch.equal(first, again))
         except Exception as error:
             raise BadInput(f"the module does not take samples of shape {self.shape}: {error}") from error
         if tuple(out.shape) != (2, self.classes):
@@ -204,6 +217,13 @@ class Module:
         if not isinstance(net, nn.Module):
             raise BadInput(f"the model factory returned a {type(net).__name__} instead of a torch.nn.Module")
         return net.float()
+
+    @property
+    def net(self) -> nn.Module:
+        """The module; a copy of its own in every thread, for a call puts parameters into it for a moment."""
+        if not hasattr(self._copies, "net"):
+            self._copies.net = self._built(0)
+        return self._copies.net  # type: ignore[no-any-return]
 
     @property
     def size(self) -> int:
@@ -288,13 +308,8 @@ def build_model(federation: Federation, kind: str | nn.Module = "softmax", **set
     """
     features, classes = federation.features, federation.classes
     if isinstance(kind, nn.Module):
-        state = {name: value.clone() for name, value in kind.state_dict().items()}
-
-        def again() -> nn.Module:
-            kind.load_state_dict(state)
-            return kind
-
-        return Module(again, federation.shape, classes)
+        begun = copy.deepcopy(kind)  # training starts from the parameters it has now, and never changes it
+        return Module(lambda: copy.deepcopy(begun), federation.shape, classes)
     if kind == "softmax":
         return Softmax(features, classes, **settings)
     if kind == "mlp":

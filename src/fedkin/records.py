@@ -52,15 +52,16 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 def as_json(value: Mapping[str, Any], **layout: Any) -> str:
     """JSON in which a number that is not finite is null."""
-    return json.dumps(_finite(value), allow_nan=False, ensure_ascii=False, **layout)
+    return json.dumps(finite(value), allow_nan=False, ensure_ascii=False, **layout)
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """The same with None for every number that is not finite, as JSON has no word for those."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, Mapping):
-        return {k: _finite(v) for k, v in value.items()}
-    return [_finite(v) for v in value] if isinstance(value, list) else value
+        return {k: finite(v) for k, v in value.items()}
+    return [finite(v) for v in value] if isinstance(value, list) else value
 
 
 class RunFolder:
@@ -167,24 +168,24 @@ class RunFolder:
     def _checkpoints(self) -> list[Path]:
         return sorted(self.path.glob("checkpoint-*.safetensors"), reverse=True)
 
-    def resume(self, device: torch.device | str = "cpu") -> tuple[State | None, list[Record]]:
-        """The newest sound checkpoint whose rounds are all on record, and the records up to it."""
-        records = self.records()
-        for path in self._checkpoints():
-            loaded = read_tensors(path)
-            if loaded is None:
-                continue
-            tensors, metadata = loaded
-            done = int(metadata["round"])
-            if done > len(records):
-                continue
-            parts: dict[str, dict[str, Tensor]] = {"server": {}, "memory": {}}
-            for key, tensor in tensors.items():
-                part, _, name = key.partition(".")
-                # Whose models they are is looked up in the graph, which is not on the device.
-                parts[part][name] = tensor if name == "owners" else tensor.to(device)
-            return State(parts["server"], parts["memory"], done), records[:done]
-        return None, []
+    def sound_rounds(self) -> set[int]:
+        """After how many rounds the run can be continued: sound checkpoints whose rounds are all on record."""
+        known = len(self.records())
+        rounds = {int(path.stem.partition("-")[2]): path for path in self._checkpoints()}
+        return {round for round, path in rounds.items() if round <= known and self._read(path, round) is not None}
+
+    def _read(self, path: Path, round: int) -> dict[str, Tensor] | None:
+        loaded = read_tensors(path)
+        return loaded[0] if loaded and loaded[1].get("round") == str(round) else None
+
+    def load(self, round: int, device: torch.device | str = "cpu") -> State:
+        """The state after so many rounds, one of the sound ones."""
+        parts: dict[str, dict[str, Tensor]] = {"server": {}, "memory": {}}
+        for key, tensor in (self._read(self._checkpoint(round), round) or {}).items():
+            part, _, name = key.partition(".")
+            # Whose models they are is looked up in the graph, which is not on the device.
+            parts[part][name] = tensor if name == "owners" else tensor.to(device)
+        return State(parts["server"], parts["memory"], round)
 
     # -- the end --------------------------------------------------------------------------------------------------
 
@@ -241,17 +242,18 @@ def _digest(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
 def summarise(records: list[Record], threshold: float) -> Record:
     """What a run's rounds come to: final and best accuracy, rounds to the threshold, seconds."""
     accuracy = [math.nan if r["test_accuracy"] is None else float(r["test_accuracy"]) for r in records]
-    finite = [a for a in accuracy if not math.isnan(a)]
-    diverged = records[-1]["train_loss"] is None or not math.isfinite(records[-1]["train_loss"])
-    return {
+    known = [a for a in accuracy if not math.isnan(a)]
+    diverged = records[-1]["train_loss"] is None
+    summary = {
         "status": "diverged" if diverged else "finished",
         **({"diverged_at": records[-1]["round"]} if diverged else {}),
         "rounds": len(records),
         "threshold": threshold,
         "rounds_to_threshold": rounds_to(threshold, accuracy),
         "final_test_accuracy": accuracy[-1],
-        "best_test_accuracy": max(finite, default=math.nan),
+        "best_test_accuracy": max(known, default=math.nan),
         "final_test_loss": records[-1]["test_loss"],
         "worst_decile": records[-1].get("worst_decile"),
         "seconds": round(sum(r["seconds"] for r in records), 3),
     }
+    return {key: finite(value) for key, value in summary.items()}

@@ -27,11 +27,13 @@ from rich.text import Text
 
 from fedkin.errors import BadInput, nearest
 from fedkin.figures import INK, MUTED, WIDTH, replacing, save, style
+from fedkin.records import IMMATERIAL
 
 Floats = NDArray[np.float64]
 
 NEVER = "—"
-_NAMES = {"fedavg": "FedAvg", "fedprox": "FedProx", "fedkin": "FedKin"}
+_NAMES = {"fedavg": "FedAvg", "fedprox": "FedProx", "fedkin": "FedKin", "fedsgd": "FedSGD"}
+_ASIDE = {"name", "algorithm", *IMMATERIAL}  # not settings that tell two results apart
 _KNOB = {"fedprox": "alpha", "fedkin": "beta"}  # the one hyper-parameter that makes the algorithm what it is
 _LETTERS = {
     "alpha": "α",
@@ -267,7 +269,7 @@ def _number(value: object) -> float:
 
 def _settings(run: Run) -> dict[str, Any]:
     """All settings other than the algorithm, by their dotted name."""
-    return _flat({key: value for key, value in run.config.items() if key not in ("name", "algorithm")})
+    return _flat({key: value for key, value in run.config.items() if key not in _ASIDE})
 
 
 def _flat(table: Mapping[str, Any], above: str = "") -> dict[str, Any]:

@@ -1,0 +1,35 @@
+"""Small federations made in memory, and one core for each process of the tests."""
+
+import os
+from collections.abc import Iterator, Sequence
+
+os.environ["OMP_NUM_THREADS"] = "1"  # before PyTorch is imported, here and in the processes that tests start
+
+import numpy as np
+import pytest
+import torch
+
+from fedkin.federation import Federation, from_rows
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Clients one after the other, in the order of their numbers."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def small_federation(
+    sizes: Sequence[int] = (7, 4, 9, 3, 6), features: int = 5, classes: int = 3, seed: int = 0
+) -> Federation:
+    """Clients of different sizes whose samples differ in mean; two testing clients."""
+    rng = np.random.default_rng(seed)
+    total = int(np.sum(sizes))
+    means = np.repeat(rng.uniform(0, 1, (len(sizes), features)), sizes, axis=0)
+    x = torch.tensor(means + 0.3 * rng.uniform(0, 1, (total, features)), dtype=torch.float32)
+    y = torch.tensor(rng.integers(0, classes, total))
+    test = from_rows(x[:6].clone(), y[:6].clone(), np.array([2, 4]))
+    train = from_rows(x, y, np.array(sizes))
+    return Federation(train, test, classes, (features,), torch.zeros(features), torch.ones(features))

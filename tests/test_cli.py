@@ -1,0 +1,129 @@
+"""The command, as a newcomer uses it."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedkin.cli import main
+
+FEW = ["--set", "rounds=2", "--set", "clients=5", "--set", "epochs=1"]
+
+
+def fedkin(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", "from fedkin.cli import main; main()", *arguments]
+    variables = {k: v for k, v in os.environ.items() if k != "FEDKIN_DATA"} | environment
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False, env=variables)
+
+
+def test_run_and_report(tmp_path: Path) -> None:
+    done = fedkin("run", *FEW, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "5 runs" in done.stdout
+    assert "fedkin-beta=0.5:" in done.stdout
+    assert "fedkin report results/demo" in done.stdout
+    again = fedkin("run", *FEW, cwd=tmp_path)
+    assert again.stdout.count("(kept)") == 5
+    report = fedkin("report", "results/demo", cwd=tmp_path)
+    assert report.returncode == 0, report.stderr
+    for word in ("FedAvg", "FedProx α=0.1", "FedKin β=0.5", "speed-up", "curves.png"):
+        assert word in report.stdout
+    for name in ("report.md", "report.csv", "curves.png", "curves.pdf"):
+        assert (tmp_path / "results" / "demo" / name).stat().st_size > 100
+
+
+def test_graph(tmp_path: Path) -> None:
+    done = fedkin("graph", *FEW, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for word in ("5 training, 5 testing", "misalignment of pairs: quartiles", "Laplacian", "federation.png"):
+        assert word in done.stdout
+    uniform = fedkin("graph", *FEW, "--set", "graph.kind=uniform", cwd=tmp_path)
+    assert uniform.returncode == 0, uniform.stderr
+    assert "misalignment" not in uniform.stdout
+
+
+def npz(path: Path, **changes: object) -> Path:
+    rng = np.random.default_rng(0)
+    arrays: dict[str, object] = {
+        "x_train": rng.uniform(0, 1, (60, 4)).astype(np.float32),
+        "y_train": np.arange(60) % 3,
+        "x_test": rng.uniform(0, 1, (30, 4)).astype(np.float32),
+        "y_test": np.arange(30) % 3,
+    }
+    np.savez(path, **{**arrays, **changes})  # type: ignore[arg-type]
+    return path
+
+
+def with_nan() -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
+    x = np.ones((60, 4), dtype=np.float32)
+    x[3, 2] = np.nan
+    return x
+
+
+BALANCED = ["--set", "clients=4", "--set", "class_imbalance=0", "--set", "size_imbalance=0"]
+BAD_DATA: dict[str, dict[str, object]] = {
+    "NaN": {"x_train": with_nan()},
+    "labels": {"y_train": np.arange(60) % 3 - 1},
+    "identical": {"x_train": np.ones((60, 4), dtype=np.float32)},
+}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["run", "--set", "ronds=3"], "unknown key 'ronds' (did you mean 'rounds'?)"),
+        (["run", "--set", "beta=1.5"], "beta = 1.5 is out of range"),
+        (["run", "--set", "step_size=-1"], "step_size = -1 is out of range"),
+        (["run", "--set", "clients=5000"], "5000 clients cannot share"),
+        (["run", "--set", "clients=1"], "partition.clients = 1 is out of range"),
+        (["run", "--set", "take_part=21"], "take_part = 21 is more than the 20 clients there are"),
+        (["run", "--set", "clients=300"], "hold no sample"),
+        (["run", "--set", "source=mnist"], "mnist"),
+        (["run", "--set", "source=nothing.npz"], "nothing.npz"),
+        (["run", "--set", "source=damaged.npz"], "damaged.npz"),
+        (["run", "--set", "source=NaN.npz"], "NaN"),
+        (["run", "--set", "source=labels.npz"], "label"),
+        (["run", "--set", "source=identical.npz", *BALANCED], "hold the same data"),
+        (["run", "none.toml"], "there is no file none.toml"),
+        (["run", "--out", "damaged.npz"], "cannot write to"),
+        (["report", "nowhere"], "nowhere"),
+        (["graph", "--set", "preprocess=twice"], "data.preprocess = 'twice' is not valid"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_bad_input_is_one_sentence(
+    arguments: list[str],
+    says: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    whole = npz(tmp_path / "whole.npz").read_bytes()
+    (tmp_path / "damaged.npz").write_bytes(whole[: len(whole) // 2])
+    for name, change in BAD_DATA.items():
+        npz(tmp_path / f"{name}.npz", **change)
+    # no cache of the user's, and no network: what is not here cannot be had
+    for name, value in (("XDG_CACHE_HOME", str(tmp_path / "cache")), ("HF_HUB_OFFLINE", "1")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("FEDKIN_DATA", raising=False)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["fedkin", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert says in said
+    assert said.strip().count("\n") == 0
+    assert said.startswith("fedkin: ")
+
+
+def test_help_names_the_commands(tmp_path: Path) -> None:
+    done = fedkin("--help", cwd=tmp_path)
+    assert done.returncode == 0
+    assert "Traceback" not in done.stderr
+    for command in ("run", "graph", "report"):
+        assert command in done.stdout
+    assert fedkin("run", "--nonsense", cwd=tmp_path).returncode == 2

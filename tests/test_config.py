@@ -1,0 +1,151 @@
+"""Configuration: grids, names, overrides, and one clear sentence for what is wrong."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedkin.algorithms import FedKin, FedProx
+from fedkin.config import _section_keys, default_text, plans
+from fedkin.errors import BadInput
+from fedkin.schedules import Schedule
+
+
+def names(settings: dict[str, Any], *overrides: str) -> list[str]:
+    return [plan.name for plan in plans(settings, overrides)]
+
+
+def test_default_is_the_demo() -> None:
+    kin = [f"fedkin-beta={beta}" for beta in (0.9, 0.7, 0.5)]
+    assert [plan.name for plan in plans()] == ["fedavg", "fedprox-alpha=0.1", *kin]
+    assert len(default_text().splitlines()) < 40
+
+
+def test_a_list_anywhere_makes_a_grid() -> None:
+    settings = {"seed": [0, 1], "algorithm": [{"name": "fedavg"}, {"name": "fedkin", "beta": [0.9, 0.5]}]}
+    assert names(settings) == [
+        "fedavg-seed=0",
+        "fedkin-beta=0.9-seed=0",
+        "fedkin-beta=0.5-seed=0",
+        "fedavg-seed=1",
+        "fedkin-beta=0.9-seed=1",
+        "fedkin-beta=0.5-seed=1",
+    ]
+    assert names({"model": {"kind": ["softmax", "mlp"]}, "local": {"step_size": [0.1, 1e-3]}}) == [
+        "fedavg-model=softmax-step_size=0.1",
+        "fedavg-model=softmax-step_size=0.001",
+        "fedavg-model=mlp-step_size=0.1",
+        "fedavg-model=mlp-step_size=0.001",
+    ]
+    assert names({"algorithm": ["fedavg", "fedsgd"]}) == ["fedavg", "fedsgd"]
+
+
+def test_the_same_run_described_twice_is_one_run() -> None:
+    assert names({"algorithm": [{"name": "fedkin", "beta": [0.5, 0.5]}]}) == ["fedkin-beta=0.5"]
+
+
+def test_a_grid_of_grids_has_a_name_for_each() -> None:
+    settings = {"partition": [{"class_imbalance": 1}, {"class_imbalance": 1, "clients": 7}]}
+    found = plans(settings)
+    assert len({plan.name for plan in found}) == 2
+    assert [plan.config.partition.clients for plan in found] == [100, 7]
+
+
+def test_overrides() -> None:
+    settings: dict[str, Any] = {"algorithm": [{"name": "fedavg"}, {"name": "fedkin", "beta": 0.9}]}
+    by_name = plans(settings, ["rounds=7", "beta=[0.5, 0.3]", "clients=9", "data.source=mnist", "clip=inf"])
+    assert [plan.name for plan in by_name] == ["fedavg", "fedkin-beta=0.5", "fedkin-beta=0.3"]
+    config = by_name[0].config
+    assert (config.rounds, config.partition.clients, config.data.source) == (7, 9, "mnist")
+    assert config.local.work().clip is None
+    assert names(settings, "algorithm=fedsgd") == ["fedsgd"]
+    assert names(settings, 'algorithm=[{name="fedprox", alpha=1}]') == ["fedprox-alpha=1"]
+    assert settings["algorithm"][1]["beta"] == 0.9, "the caller's settings are not changed"
+
+
+def test_schedules() -> None:
+    beta = {"from": 0.5, "to": 1.0, "over": 20, "shape": "cosine"}
+    (plan,) = plans({"algorithm": {"name": "fedkin", "beta": beta}})
+    assert plan.name == "fedkin-beta=0.5to1over20"
+    algorithm = plan.config.algorithm.build(plan.config.local.step_size)
+    assert algorithm == FedKin(beta=Schedule(0.5, 1.0, 20, "cosine"), step_size=1e-3)
+    (plan,) = plans({"local": {"step_size": {"from": 1.0, "to": 0.1, "over": 5}}, "algorithm": "fedprox"})
+    assert plan.config.algorithm.build(plan.config.local.step_size) == FedProx(step_size=Schedule(1.0, 0.1, 5))
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"ronds": 3}, "unknown key 'ronds' (did you mean 'rounds'?)"),
+        ({"local": {"epoch": 3}}, "unknown key 'local.epoch' (did you mean 'epochs'?)"),
+        ({"algorithm": {"name": "fedkin", "betta": 0.5}}, "fedkin has no key 'algorithm.betta' (did you mean 'beta'?)"),
+        ({"algorithm": {"name": "fedavg", "beta": 0.5}}, "fedavg has no key 'algorithm.beta'"),
+        ({"algorithm": "fedkim"}, "unknown algorithm 'fedkim' (did you mean 'fedkin'?)"),
+        (
+            {"algorithm": {"name": "fedkin", "beta": 1.5}},
+            "beta = 1.5 is out of range: it must be above 0 and at most 1",
+        ),
+        ({"algorithm": {"name": "fedkin", "beta": 0}}, "beta = 0 is out of range"),
+        ({"algorithm": {"name": "fedkin", "beta": "half"}}, "algorithm.beta = 'half' is not a number or a schedule"),
+        ({"algorithm": {"name": "fedkin", "beta": {"from": 0.5, "to": 1}}}, "algorithm.beta.over is missing"),
+        ({"local": {"step_size": -1}}, "step_size = -1 is out of range: it must be above 0"),
+        ({"local": {"epochs": 0}}, "local.epochs = 0 is out of range: it must be greater than or equal to 1"),
+        ({"local": {"batch_size": 0}}, "batch_size = 0 is out of range"),
+        ({"local": {"clip": 0}}, "local.clip = 0 is out of range"),
+        ({"local": {"order": "random"}}, "local.order = 'random' is not valid: choose 'fixed' or 'shuffled'"),
+        ({"partition": {"clients": 1}}, "partition.clients = 1 is out of range"),
+        ({"partition": {"class_imbalance": -1}}, "partition.class_imbalance = -1 is out of range"),
+        ({"take_part": 200}, "take_part = 200 is more than the 100 clients there are"),
+        ({"take_part": "some"}, "take_part = 'some' is not valid"),
+        ({"rounds": "many"}, "rounds = 'many' is not valid"),
+        ({"rounds": []}, "describes no run"),
+        ({"local": 3}, "[local] must be a table of keys, not 3"),
+        ({"name": "a/b"}, "must be usable as the name of a folder"),
+        ({"threshold": 2}, "threshold = 2 is out of range"),
+    ],
+    ids=str,
+)
+def test_bad_settings(settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(BadInput) as error:
+        plans(settings)
+    assert says in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("rounds", "--set takes key=value"),
+        ("ronuds=3", "unknown key 'ronuds' (did you mean 'rounds'?)"),
+        ("alpha=3", "none of the algorithms (fedavg) has a key 'alpha'"),
+        ("kind=uniform", "'kind' could be any of graph.kind, model.kind"),
+    ],
+)
+def test_bad_overrides(override: str, says: str) -> None:
+    with pytest.raises(BadInput) as error:
+        plans({"algorithm": "fedavg"}, [override])
+    assert says in str(error.value)
+
+
+def test_files(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text("rounds = 3\n")
+    (plan,) = plans(file)
+    assert (plan.config.name, plan.config.rounds) == ("mine", 3)
+    file.write_text("rounds = \n")
+    with pytest.raises(BadInput, match="is not valid TOML"):
+        plans(file)
+    file.write_bytes(b"\xff\xfe")
+    with pytest.raises(BadInput, match="cannot be read"):
+        plans(file)
+    with pytest.raises(BadInput, match="there is no file"):
+        plans(tmp_path / "none.toml")
+    with pytest.raises(BadInput, match="cannot be read"):
+        plans(tmp_path)
+
+
+def test_every_setting_is_documented() -> None:
+    page = Path(__file__).parents[1].joinpath("docs", "experiments.md").read_text()
+    sections = {"data", "partition", "graph", "model", "local", "algorithm"}
+    for key in set(_section_keys()) - sections:
+        assert f"| `{key}` |" in page, key

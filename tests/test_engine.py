@@ -1,0 +1,233 @@
+"""The engine: stacked equals one client at a time, in every space; sampling; ragged steps; reproducibility."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from conftest import small_federation
+from fedkin.algorithms import Algorithm, FedAvg, FedKin, FedProx
+from fedkin.engine import Simulation, State
+from fedkin.errors import BadInput
+from fedkin.federation import Federation
+from fedkin.graph import SimilarityGraph, build_graph
+from fedkin.local import Local
+from fedkin.metrics import measure
+from fedkin.models import MLP, Model, Module, Softmax
+from fedkin.schedules import Schedule
+from fedkin.spaces import samples_pay
+
+ALGORITHMS = [FedAvg(step_size=0.3), FedProx(alpha=0.7, step_size=0.3), FedKin(beta=0.4, step_size=0.3)]
+
+
+def simulation(federation: Federation, model: Model, algorithm: Algorithm, local: Local, **other: Any) -> Simulation:
+    graph = build_graph(federation)
+    return Simulation(federation, model, algorithm, graph, graph.degrees, local, seed=3, **other)
+
+
+def played(simulation: Simulation, rounds: int = 3) -> State:
+    state = simulation.start()
+    for _ in range(rounds):
+        state = simulation.advance(state)
+    return state
+
+
+def assert_same(run: Simulation, rounds: int = 3) -> None:
+    quick, plain = played(run, rounds), played(replace(run, stacked=False, _kept={}), rounds)
+    torch.testing.assert_close(quick.server["model"], plain.server["model"], rtol=1e-4, atol=1e-6)
+    if "models" in plain.server:
+        torch.testing.assert_close(quick.server["models"], plain.server["models"], rtol=1e-4, atol=1e-6)
+
+
+LOCALS = [
+    Local(epochs=4, batch_size=4, l2=0.01),
+    Local(epochs=4, batch_size=4, l2=0.01, clip=0.3),
+    Local(epochs=3, batch_size=None, l2=0.0),
+    Local(epochs=4, batch_size=3, order="shuffled"),
+    Local(steps=3, l2=0.1),
+    Local(steps=5, order="shuffled", clip=0.1),
+]
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda a: type(a).__name__)
+@pytest.mark.parametrize("local", LOCALS, ids=str)
+@pytest.mark.parametrize("features", [5, 40], ids=["plain", "in sample space"])
+def test_softmax_stacked_is_one_at_a_time(algorithm: Algorithm, local: Local, features: int) -> None:
+    federation = small_federation(features=features)
+    run = simulation(federation, Softmax(features, 3), algorithm, local)
+    assert_same(run)
+    assert_same(replace(run, take_part=3, _kept={}))
+
+
+def test_the_spaces_are_really_used() -> None:
+    """Of the cases above, the wide ones run in sample space, the narrow ones plainly."""
+    for features, expected in ((5, False), (40, True)):
+        assert samples_pay(LOCALS[0], 9, Softmax(features, 3), kept=True) == expected
+    assert not samples_pay(LOCALS[0], 9, MLP(40, 3), kept=True)
+    run = simulation(small_federation(features=40), Softmax(40, 3), FedAvg(), LOCALS[0])
+    cohorts = list(run._cohorts(np.arange(5), run.local, plain_only=False))
+    assert all(cohort.in_samples for cohort in cohorts)
+    assert sorted(int(p) for cohort in cohorts for p in cohort.places) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda a: type(a).__name__)
+@pytest.mark.parametrize("local", LOCALS, ids=str)
+def test_mlp_stacked_is_one_at_a_time(algorithm: Algorithm, local: Local) -> None:
+    assert_same(simulation(small_federation(), MLP(5, 3, hidden=4), algorithm, local))
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda a: type(a).__name__)
+def test_module_stacked_is_one_at_a_time(algorithm: Algorithm) -> None:
+    def make() -> nn.Module:
+        return nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.LayerNorm(4), nn.Linear(4, 3))
+
+    assert_same(simulation(small_federation(), Module(make, (5,), 3), algorithm, LOCALS[0]))
+
+
+def test_a_large_penalty_in_sample_space() -> None:
+    """The scale of the trail shrinks by 1 − γ(λ + α) ≈ 0.03 a step: multiplied in before digits are lost."""
+    run = simulation(small_federation(features=40), Softmax(40, 3), FedProx(alpha=1.2, step_size=0.8), LOCALS[0])
+    assert_same(run)
+
+
+def test_equal_clients_share_their_rows() -> None:
+    """Clients of one size that lie next to each other are stacked without a copy."""
+    federation = small_federation(sizes=(6, 6, 6, 6), features=40)
+    run = simulation(federation, Softmax(40, 3), FedKin(step_size=0.3), Local(epochs=4, batch_size=4))
+    played(run, 1)
+    (space,) = run._kept.values()
+    assert space.ready.x.data_ptr() == federation.train.x.data_ptr()
+    assert_same(run)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    sizes=st.lists(st.integers(1, 12), min_size=2, max_size=8),
+    batch=st.integers(1, 6),
+    features=st.sampled_from([3, 30]),
+    seed=st.integers(0, 100),
+)
+def test_any_sizes(sizes: list[int], batch: int, features: int, seed: int) -> None:
+    federation = small_federation(sizes=[max(sizes), 6, *sizes], features=features, seed=seed)
+    assert_same(simulation(federation, Softmax(features, 3), FedKin(step_size=0.2), Local(3, batch)), rounds=2)
+
+
+def test_a_step_by_hand() -> None:
+    """Two clients with one sample each, x = (1, 0) of class 0 and x = (0, 2) of class 1, w̄ = 0, one step, γ = 1.
+
+    At 0 both classes have probability ½. Client 0: r = (−½, ½), so W = ((½, 0), (−½, 0)), b = (½, −½).
+    Client 1: r = (½, −½), so W = ((0, −1), (0, 1)), b = (−½, ½). The average with weights ¼ and ¾ is
+    W = ((⅛, −¾), (−⅛, ¾)), b = (−¼, ¼).
+    """
+    federation = small_federation(sizes=(3, 3), features=2, classes=2)
+    x, y = torch.tensor([[1.0, 0.0], [0.0, 2.0]]), torch.tensor([0, 1])
+    train = replace(federation.train, x=x, y=y, offsets=np.array([0, 1, 2]))
+
+    class FromZero(Softmax):
+        def start(self, seed: int) -> torch.Tensor:
+            return torch.zeros(self.size)
+
+    run = Simulation(
+        replace(federation, train=train),
+        FromZero(2, 2),
+        FedAvg(step_size=1.0),
+        SimilarityGraph.uniform(2),
+        np.array([0.25, 0.75]),
+        Local(epochs=1, l2=0.0),
+    )
+    expected = [1 / 8, -3 / 4, -1 / 8, 3 / 4, -1 / 4, 1 / 4]
+    assert played(run, 1).server["model"].tolist() == pytest.approx(expected)
+
+
+def test_clipping_by_hand() -> None:
+    """A client's gradient above has norm √(½² + ½² + ½² + ½²) = 1: cut to 0.1 the step is a tenth as long."""
+    federation = small_federation(sizes=(1, 1), features=4)
+    for model in (Softmax(4, 3), MLP(4, 3, 2)):
+        run = simulation(federation, model, FedAvg(step_size=1.0), Local(epochs=1, l2=0.0, clip=1e-3))
+        start, state = run.start(), played(run, 1)
+        moved = state.server["model"] - start.server["model"]
+        # both clients move by exactly 1e-3, so their average by at most that
+        assert 1e-4 < float(moved.norm()) <= 1e-3 * 1.0001
+
+
+def test_selection() -> None:
+    federation = small_federation()
+    run = simulation(federation, Softmax(5, 3), FedAvg(), Local(), take_part=2)
+    chosen = [tuple(run.select(t)) for t in range(200)]
+    assert all(len(set(who)) == 2 and list(who) == sorted(who) for who in chosen)
+    assert len(set(chosen)) == 10, "every pair of five comes up"
+    assert chosen == [tuple(run.select(t)) for t in range(200)], "fixed by the seed and the round"
+    assert chosen != [tuple(replace(run, seed=4).select(t)) for t in range(200)]
+
+
+def test_weights_are_renormalised_over_those_present() -> None:
+    """Without local steps worth speaking of, the average of equal models is that model, however few are present."""
+    run = simulation(small_federation(), Softmax(5, 3), FedAvg(step_size=1e-12), Local(epochs=1), take_part=2)
+    start = run.start()
+    torch.testing.assert_close(run.advance(start).server["model"], start.server["model"])
+
+
+@pytest.mark.parametrize("take_part", [0, 6])
+def test_take_part_out_of_range(take_part: int) -> None:
+    with pytest.raises(BadInput, match=f"take_part = {take_part} is out of range: from 1 to all 5 clients"):
+        simulation(small_federation(), Softmax(5, 3), FedAvg(), Local(), take_part=take_part)
+
+
+@pytest.mark.parametrize("model", [Softmax(40, 3), MLP(40, 3, 8)], ids=["samples", "plain"])
+def test_reproducible_to_the_bit_and_threads_only_round(model: Model) -> None:
+    federation = small_federation(sizes=(9, 12, 5, 7, 20, 3, 8), features=40)
+    run = simulation(federation, model, FedKin(step_size=0.2), Local(epochs=4, batch_size=4, order="shuffled"))
+    first = played(run).server["model"]
+    assert torch.equal(first, played(replace(run, _kept={})).server["model"])
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1 if threads > 1 else 2)
+        other = played(replace(run, _kept={})).server["model"]
+    finally:
+        torch.set_num_threads(threads)
+    torch.testing.assert_close(first, other, rtol=1e-5, atol=1e-6)
+
+
+def test_dropout_is_fixed_by_the_seed_and_differs_between_rounds() -> None:
+    def make() -> nn.Module:
+        return nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 3))
+
+    run = simulation(small_federation(), Module(make, (5,), 3), FedAvg(step_size=0.2), Local(epochs=1), stacked=True)
+    assert torch.equal(played(run).server["model"], played(run).server["model"])
+    start = run.start()
+    other_round = replace(start, round=5)
+    assert not torch.equal(run.advance(start).server["model"], run.advance(other_round).server["model"])
+
+
+@pytest.mark.parametrize("features", [5, 40], ids=["plain", "samples"])
+@pytest.mark.parametrize("kind", [Softmax, MLP])
+def test_device_is_honoured(features: int, kind: type[Model]) -> None:
+    """Tensors made without a word about the device land on `meta` here, and refuse to meet those of the federation."""
+    for local in LOCALS:
+        run = simulation(small_federation(features=features), kind(features, 3), FedKin(absent="last"), local)  # type: ignore[call-arg]
+        with torch.device("meta"):
+            state = played(replace(run, take_part=3), 2)
+            measured = measure(run.model, state.server["model"][None], run.federation)
+        assert state.server["model"].device.type == "cpu"
+        again = played(replace(run, take_part=3), 2).server["model"][None]
+        assert measured == measure(run.model, again, run.federation)
+
+
+def test_schedules_end_where_they_should() -> None:
+    assert [round(Schedule(1.0, 0.01, 2, "geometric")(t), 6) for t in range(4)] == [1.0, 0.1, 0.01, 0.01]
+    assert [Schedule(0.2, 0.8, 3, "step")(t) for t in range(5)] == [0.2, 0.2, 0.2, 0.8, 0.8]
+    assert Schedule(0.0, 1.0, 2, "cosine")(1) == pytest.approx(0.5)
+    assert Schedule(0.0, 1.0, 4, "cosine")(1) == pytest.approx((1 - np.cos(np.pi / 4)) / 2)
+    for bad in (
+        {"over": 0},
+        {"over": 3, "shape": "wavy"},
+        {"over": 3, "shape": "geometric"},
+        {"over": 3, "end": float("nan")},
+    ):
+        with pytest.raises(BadInput):
+            Schedule(**{"start": 0.0, "end": 1.0, **bad})  # type: ignore[arg-type]
