@@ -109,11 +109,8 @@ def test_the_rounds_are_those_of_the_engine(
     federation: Federation, app: ClientApp, algorithm: Algorithm, take_part: int | None
 ) -> None:
     """Vectorised = one node at a time over Flower, whoever is drawn."""
-    # What clients remember is compared where all take equally many steps.
-    local = Local(steps=4, order="shuffled") if isinstance(algorithm, Momentum) else LOCAL
-    expected = fedkin.train(federation, algorithm, local=local, rounds=4, take_part=take_part).test_loss
-    strategy = Strategy(algorithm, local, min_nodes=5, take_part=take_part)
-    _, losses = lead(Direct(app, range(5)), federation, rounds=4, strategy=strategy)
+    expected = fedkin.train(federation, algorithm, local=LOCAL, rounds=4, take_part=take_part).test_loss
+    _, losses = lead(Direct(app, range(5)), federation, algorithm, rounds=4, take_part=take_part)
     np.testing.assert_allclose(losses, expected, atol=1e-6, rtol=0)
 
 
