@@ -153,12 +153,20 @@ class Loopback:
                 process.wait()
 
     def stop_all(self) -> None:
-        """End everything, the nodes first; all are told before any is waited for."""
+        """End everything, the nodes first; all are told before any is waited for.
+
+        Flower's app processes watch their parent and end after it, unless nobody collects a parent that has died: then
+        they wait for a ghost. So whoever is left of what was started here is ended as well.
+        """
+        below = descendants([process.pid for process in self.processes.values()])
         for process in self.processes.values():
             if process.poll() is None and process not in map(self.processes.get, ("superlink", "warm")):
                 process.terminate()
         for name in sorted(self.processes, key=lambda name: (name == "warm", name == "superlink")):
             self.stop(name)
+        for pid in below:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         shutil.rmtree(self.aside, ignore_errors=True)
 
     # -- Flower's commands ---------------------------------------------------------------------------------------------
@@ -222,6 +230,16 @@ class Loopback:
                 if (status := self.status(run)).startswith("finished") and not (out / "summary.json").exists():
                     raise RuntimeError(f"the run is {status} after {seen} rounds:\n{self.log('superlink')}")
             time.sleep(0.2)
+
+
+def descendants(pids: Sequence[int]) -> list[int]:
+    """The ids of all processes that these have started, and those in turn."""
+    table = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
+    parents = {int(pid): int(parent) for pid, parent in (line.split() for line in table.splitlines())}
+    found = set(pids)
+    while new := {pid for pid, parent in parents.items() if parent in found} - found:
+        found |= new
+    return sorted(found - set(pids))
 
 
 def free_port() -> int:
