@@ -1,0 +1,40 @@
+"""What the tests of real Flower processes share."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import fedkin
+from fedkin import Algorithm, FedAvg, Federation, FedKin, FedProx, Local
+
+APP = Path(__file__).parents[1] / "examples" / "flower" / "digits"
+ALGORITHMS: dict[str, Algorithm] = {
+    "fedavg": FedAvg(step_size=0.05),
+    "fedprox": FedProx(step_size=0.05, alpha=0.1),
+    "fedkin": FedKin(step_size=0.05, beta=0.5),
+}
+LIMIT = 100.0  # seconds for a round
+TEST_SAMPLES = 359
+
+
+def undisturbed(name: str, nodes: int, rounds: int) -> fedkin.Result:
+    """The in-process engine's run of what the example app does."""
+    federation: Federation = fedkin.federate(
+        fedkin.load("digits"), clients=nodes, class_imbalance=10.0, size_imbalance=1.0, seed=0
+    )
+    local = Local(epochs=2, batch_size=32, order="shuffled")
+    return fedkin.train(federation, ALGORITHMS[name], local=local, rounds=rounds, threshold=0.85)
+
+
+def settings(name: str, nodes: int, rounds: int, out: Path, **more: Any) -> dict[str, Any]:
+    """The same as the app's settings."""
+    return {"algorithms": name, "nodes": nodes, "rounds": rounds, "epochs": 2, "out": out, **more}
+
+
+def until(true: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
+    """Wait for something."""
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, f"{what} did not happen in {seconds:g} s"
+        time.sleep(0.05)
