@@ -22,6 +22,8 @@ from torch import Tensor, nn
 from fedkin.errors import BadInput, nearest
 from fedkin.federation import Federation
 
+Scalar = Any  # a float, or a tensor that broadcasts
+
 
 class Model(Protocol):
     """What the engine asks of a model."""
@@ -93,23 +95,35 @@ class Layer:
         torch.sum(r, dim=-1, keepdim=True, out=self.bias(into))
 
 
+class Layered:
+    """A model that begins with a linear layer: the rest of it, `tail` (…, T), sees samples only through its scores."""
+
+    first: Layer
+
+    def backward(self, z: Tensor, tail: Tensor, onehot: Tensor, weight: Scalar) -> tuple[Tensor, Tensor]:
+        """The gradients of the weighted cross-entropy with respect to z (…, outputs, B) and to the tail (…, T).
+
+        z are the first layer's scores, onehot (…, K, B) the labels, and weight (…, 1, B) or a number.
+        """
+        raise TypeError(f"{type(self).__name__} has no first layer")
+
+
 @dataclass(frozen=True)
-class Softmax:
+class Softmax(Layered):
     """Softmax regression: z = W x + b. With an L2 penalty its loss is strongly convex."""
 
     features: int
     classes: int
     parallel: bool = field(default=True, init=False, repr=False)
+    first: Layer = field(init=False, repr=False)
 
-    @property
-    def layer(self) -> Layer:
-        """The only layer."""
-        return Layer(self.features, self.classes)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "first", Layer(self.features, self.classes))
 
     @property
     def size(self) -> int:
         """(D + 1)·K."""
-        return self.layer.end
+        return self.first.end
 
     def start(self, seed: int) -> Tensor:
         """As `nn.Linear` begins."""
@@ -118,33 +132,38 @@ class Softmax:
 
     def scores(self, w: Tensor, x: Tensor) -> Tensor:
         """The layer's output."""
-        return self.layer.forward(w, x)
+        return self.first.forward(w, x)
 
     def gradient(self, w: Tensor, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
         """With r the residual: ∂W = r x, ∂b = Σ r."""
         g = torch.empty_like(w, memory_format=torch.contiguous_format)
-        self.layer.backward(x, residual(self.scores(w, x), y, weight), into=g)
+        self.first.backward(x, residual(self.scores(w, x), y, weight), into=g)
         return g
+
+    def backward(self, z: Tensor, tail: Tensor, onehot: Tensor, weight: Scalar) -> tuple[Tensor, Tensor]:
+        """The residual; there is no tail."""
+        return torch.softmax(z, dim=-2).sub_(onehot).mul_(weight), torch.zeros_like(tail)
 
 
 @dataclass(frozen=True)
-class MLP:
+class MLP(Layered):
     """A network with one hidden layer of rectified linear units: z = W₂·max(0, W₁x + b₁) + b₂."""
 
     features: int
     classes: int
     hidden: int = 128
     parallel: bool = field(default=True, init=False, repr=False)
+    first: Layer = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.hidden < 1:
             raise BadInput(f"hidden = {self.hidden} is out of range: it must be at least 1")
+        object.__setattr__(self, "first", Layer(self.features, self.hidden))
 
     @property
     def layers(self) -> tuple[Layer, Layer]:
         """First the hidden layer, then the output."""
-        hidden = Layer(self.features, self.hidden)
-        return hidden, Layer(self.hidden, self.classes, hidden.end)
+        return self.first, Layer(self.hidden, self.classes, self.first.end)
 
     @property
     def size(self) -> int:
@@ -171,6 +190,15 @@ class MLP:
         output.backward(h.mT, r, into=g)
         hidden.backward(x, s, into=g)
         return g
+
+    def backward(self, z: Tensor, tail: Tensor, onehot: Tensor, weight: Scalar) -> tuple[Tensor, Tensor]:
+        """As `gradient`, from the hidden layer's scores on: s, and the output layer's gradient."""
+        output = Layer(self.hidden, self.classes)
+        h = z.relu()
+        r = torch.softmax(output.forward(tail, h.mT), dim=-2).sub_(onehot).mul_(weight)
+        g = torch.empty_like(tail)
+        output.backward(h.mT, r, into=g)
+        return (output.weight(tail).mT @ r).mul_(h > 0), g
 
 
 @dataclass(frozen=True)
