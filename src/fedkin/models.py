@@ -269,8 +269,12 @@ class Module:
         return {name: piece.view(s) for (name, s), piece in zip(shapes.items(), pieces, strict=True)}
 
     def _apply(self, w: Tensor, x: Tensor) -> Tensor:
-        samples = x.reshape(*x.shape[:-1], *self.shape)
-        return torch.func.functional_call(self.net, self.named(w), (samples,))  # type: ignore[no-any-return]
+        samples, named = x.reshape(*x.shape[:-1], *self.shape), self.named(w)
+        if len(self.shape) == 3 and not torch._C._functorch.is_batchedtensor(w):
+            # Images of one client: convolutions and pooling are about twice as fast with the channels last in memory.
+            samples = channels_last(samples)
+            named = {name: channels_last(piece) if piece.dim() == 4 else piece for name, piece in named.items()}
+        return torch.func.functional_call(self.net, named, (samples,))  # type: ignore[no-any-return]
 
     def scores(self, w: Tensor, x: Tensor) -> Tensor:
         """The module's output, in evaluation mode."""
@@ -299,6 +303,11 @@ class Module:
             function = torch.func.vmap(function, in_dims=(0, *dims), randomness="different")
         squeezed = [_squeezed(t, len(lead), trailing) for t, trailing in _with_trailing(x, rest)]
         return function(w, *squeezed)
+
+
+def channels_last(t: Tensor) -> Tensor:
+    """The same tensor (…, channels, height, width) with another order in memory; `contiguous` spares single channels."""
+    return t.clone(memory_format=torch.channels_last)
 
 
 def _with_trailing(x: Tensor, rest: tuple[Tensor, ...]) -> list[tuple[Tensor, int]]:
