@@ -290,7 +290,7 @@ class Module:
                 each = nn.functional.cross_entropy(self._apply(w, x, alone), y, reduction="none")
                 return (each * weight).sum()
 
-            return torch.func.grad(loss)  # type: ignore[no-any-return]
+            return torch.func.grad(loss)
 
         return self._stacked(derivative, w, x, y, weight)
 
