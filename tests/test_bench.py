@@ -358,3 +358,19 @@ def test_the_page_in_the_documentation_has_a_place_for_every_measurement() -> No
     for name in bench.MEASUREMENTS:
         assert text.count(f"<!-- bench {name} -->") == text.count(f"<!-- end {name} -->") == 1
     assert all(f"| `{name}` |" in text for name in WORKS)
+
+
+@pytest.mark.parametrize("work", WORKS)
+def test_the_engine_equals_its_plain_path_after_three_rounds(work: str) -> None:
+    """One client at a time, plainly, is the oracle; 1e-4 of the parameters' length is allowed."""
+    few = replace(WORKS[work].quick(), clients=3)
+    run = few.simulation(few.federation())
+    states = []
+    for simulation in (run, replace(run, stacked=False, _kept={})):
+        state = simulation.start()
+        for _ in range(3):
+            state = simulation.advance(state)
+        states.append(state.server["model"])
+    quick, plain = states
+    assert float((quick - plain).norm() / plain.norm()) < 1e-4
+    assert float((plain - run.start().server["model"]).norm() / plain.norm()) > 1e-3, "something was learnt"

@@ -117,6 +117,8 @@ def test_bad_settings(settings: dict[str, Any], says: str) -> None:
     [
         ("rounds", "--set takes key=value"),
         ("ronuds=3", "unknown key 'ronuds' (did you mean 'rounds'?)"),
+        ("betta=0.3", "unknown key 'betta' (did you mean 'beta'?)"),
+        ("local.epoch=3", "unknown key 'local.epoch' (did you mean 'local.epochs'?)"),
         ("alpha=3", "none of the algorithms (fedavg) has a key 'alpha'"),
         ("kind=uniform", "'kind' could be any of graph.kind, model.kind"),
     ],

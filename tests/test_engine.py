@@ -68,7 +68,8 @@ def test_the_spaces_are_really_used() -> None:
     """Of the cases above, the wide ones run in sample space, the narrow ones plainly."""
     for features, expected in ((5, False), (40, True)):
         assert samples_pay(LOCALS[0], 9, Softmax(features, 3), kept=True) == expected
-    assert not samples_pay(LOCALS[0], 9, MLP(40, 3), kept=True)
+    assert samples_pay(LOCALS[0], 9, MLP(40, 3), kept=True)
+    assert not samples_pay(LOCALS[0], 9, Module(lambda: nn.Linear(40, 3), (40,), 3), kept=True)
     run = simulation(small_federation(features=40), Softmax(40, 3), FedAvg(), LOCALS[0])
     cohorts = list(run._cohorts(np.arange(5), run.local, plain_only=False))
     assert all(cohort.in_samples for cohort in cohorts)
@@ -77,8 +78,11 @@ def test_the_spaces_are_really_used() -> None:
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda a: type(a).__name__)
 @pytest.mark.parametrize("local", LOCALS, ids=str)
-def test_mlp_stacked_is_one_at_a_time(algorithm: Algorithm, local: Local) -> None:
-    assert_same(simulation(small_federation(), MLP(5, 3, hidden=4), algorithm, local))
+@pytest.mark.parametrize("features", [5, 40], ids=["plain", "in sample space"])
+def test_mlp_stacked_is_one_at_a_time(algorithm: Algorithm, local: Local, features: int) -> None:
+    run = simulation(small_federation(features=features), MLP(features, 3, hidden=4), algorithm, local)
+    assert_same(run)
+    assert_same(replace(run, take_part=3, _kept={}))
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda a: type(a).__name__)

@@ -396,7 +396,7 @@ class SoftmaxLosses:
         for x, y, weight in parts:
             z, g = self.model.scores(v, x), torch.empty_like(v)
             value = value + weight @ torch.nn.functional.cross_entropy(z.mT, y, reduction="none")
-            self.model.layer.backward(x, residual(z, y, weight), into=g)
+            self.model.first.backward(x, residual(z, y, weight), into=g)
             gradient += g
         return float(value), gradient.numpy()
 

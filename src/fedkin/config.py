@@ -338,7 +338,8 @@ def _full_key(key: str) -> str:
         return ends[0]
     if ends:
         raise BadInput(f"'{key}' could be any of {', '.join(ends)}: write one of them out")
-    raise BadInput(f"unknown key '{key}'{nearest(key, known)}")
+    leaves = {k.rpartition(".")[2] for k in known}
+    raise BadInput(f"unknown key '{key}'{nearest(key, leaves if '.' not in key else known)}")
 
 
 def _expand(value: Any, path: str = "") -> Iterator[tuple[dict[str, Any], Any]]:

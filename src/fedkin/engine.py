@@ -22,7 +22,7 @@ from fedkin.errors import BadInput
 from fedkin.federation import Federation
 from fedkin.graph import SimilarityGraph
 from fedkin.local import Local
-from fedkin.models import Model, Softmax, seeded
+from fedkin.models import Layered, Model, seeded
 from fedkin.spaces import Fused, Plain, Samples, Space, is_run, prepare, samples_pay
 
 # A cohort holds at most this many numbers (4 bytes each) that every step goes through, so that they stay in the cache:
@@ -153,6 +153,7 @@ class Simulation:
             yield from (Cohort(place, in_samples=False) for place in np.arange(len(who))[:, None])
             return
         pays = {n: not plain_only and samples_pay(local, n, self.model, self.all_present) for n in set(sizes.tolist())}
+        outputs = self.model.first.outputs if isinstance(self.model, Layered) else 0
         group: list[int] = []
         for place in np.argsort(-sizes, kind="stable").tolist():
             n = int(sizes[place])
@@ -162,7 +163,7 @@ class Simulation:
                 # In sample space clients are stacked only if their batches lie in the same places.
                 same_steps = local.count(n) == local.count(most) and 4 * n >= 3 * most
                 aligned = local.order == "fixed" and not local.steps and same_steps
-                room = GRAM_NUMBERS // most**2 if aligned else 1
+                room = GRAM_NUMBERS // (most**2 + 3 * most * outputs) if aligned else 1
             else:
                 room = BATCH_NUMBERS // (local.width(most) * self.federation.features)
             if group and (len(group) >= room or pays[n] != pays[most]):
@@ -197,8 +198,8 @@ class Simulation:
         if not in_samples:
             plainly = Plain if remembering or not self.stacked else Fused
             return plainly(self.model, local, train, clients, dealt)
-        assert isinstance(self.model, Softmax)
-        ready = kept.ready if kept else prepare(train, clients, self.model.classes)
+        assert isinstance(self.model, Layered)
+        ready = kept.ready if kept else prepare(train, clients, self.federation.classes)
         space = Samples(self.model, local, ready, dealt)
         if self.all_present:
             self._kept[key] = space

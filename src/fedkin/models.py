@@ -22,6 +22,8 @@ from torch import Tensor, nn
 from fedkin.errors import BadInput, nearest
 from fedkin.federation import Federation
 
+Scalar = Any  # a float, or a tensor that broadcasts
+
 
 class Model(Protocol):
     """What the engine asks of a model."""
@@ -93,23 +95,35 @@ class Layer:
         torch.sum(r, dim=-1, keepdim=True, out=self.bias(into))
 
 
+class Layered:
+    """A model that begins with a linear layer: the rest of it, `tail` (…, T), sees samples only through its scores."""
+
+    first: Layer
+
+    def backward(self, z: Tensor, tail: Tensor, onehot: Tensor, weight: Scalar) -> tuple[Tensor, Tensor]:
+        """The gradients of the weighted cross-entropy with respect to z (…, outputs, B) and to the tail (…, T).
+
+        z are the first layer's scores, onehot (…, K, B) the labels, and weight (…, 1, B) or a number.
+        """
+        raise TypeError(f"{type(self).__name__} has no first layer")
+
+
 @dataclass(frozen=True)
-class Softmax:
+class Softmax(Layered):
     """Softmax regression: z = W x + b. With an L2 penalty its loss is strongly convex."""
 
     features: int
     classes: int
     parallel: bool = field(default=True, init=False, repr=False)
+    first: Layer = field(init=False, repr=False)
 
-    @property
-    def layer(self) -> Layer:
-        """The only layer."""
-        return Layer(self.features, self.classes)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "first", Layer(self.features, self.classes))
 
     @property
     def size(self) -> int:
         """(D + 1)·K."""
-        return self.layer.end
+        return self.first.end
 
     def start(self, seed: int) -> Tensor:
         """As `nn.Linear` begins."""
@@ -118,33 +132,38 @@ class Softmax:
 
     def scores(self, w: Tensor, x: Tensor) -> Tensor:
         """The layer's output."""
-        return self.layer.forward(w, x)
+        return self.first.forward(w, x)
 
     def gradient(self, w: Tensor, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
         """With r the residual: ∂W = r x, ∂b = Σ r."""
         g = torch.empty_like(w, memory_format=torch.contiguous_format)
-        self.layer.backward(x, residual(self.scores(w, x), y, weight), into=g)
+        self.first.backward(x, residual(self.scores(w, x), y, weight), into=g)
         return g
+
+    def backward(self, z: Tensor, tail: Tensor, onehot: Tensor, weight: Scalar) -> tuple[Tensor, Tensor]:
+        """The residual; there is no tail."""
+        return torch.softmax(z, dim=-2).sub_(onehot).mul_(weight), torch.zeros_like(tail)
 
 
 @dataclass(frozen=True)
-class MLP:
+class MLP(Layered):
     """A network with one hidden layer of rectified linear units: z = W₂·max(0, W₁x + b₁) + b₂."""
 
     features: int
     classes: int
     hidden: int = 128
     parallel: bool = field(default=True, init=False, repr=False)
+    first: Layer = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.hidden < 1:
             raise BadInput(f"hidden = {self.hidden} is out of range: it must be at least 1")
+        object.__setattr__(self, "first", Layer(self.features, self.hidden))
 
     @property
     def layers(self) -> tuple[Layer, Layer]:
         """First the hidden layer, then the output."""
-        hidden = Layer(self.features, self.hidden)
-        return hidden, Layer(self.hidden, self.classes, hidden.end)
+        return self.first, Layer(self.hidden, self.classes, self.first.end)
 
     @property
     def size(self) -> int:
@@ -171,6 +190,15 @@ class MLP:
         output.backward(h.mT, r, into=g)
         hidden.backward(x, s, into=g)
         return g
+
+    def backward(self, z: Tensor, tail: Tensor, onehot: Tensor, weight: Scalar) -> tuple[Tensor, Tensor]:
+        """As `gradient`, from the hidden layer's scores on: s, and the output layer's gradient."""
+        output = Layer(self.hidden, self.classes)
+        h = z.relu()
+        r = torch.softmax(output.forward(tail, h.mT), dim=-2).sub_(onehot).mul_(weight)
+        g = torch.empty_like(tail)
+        output.backward(h.mT, r, into=g)
+        return (output.weight(tail).mT @ r).mul_(h > 0), g
 
 
 @dataclass(frozen=True)
@@ -240,28 +268,36 @@ class Module:
         pieces = torch.split(w, [math.prod(s) for s in shapes.values()])
         return {name: piece.view(s) for (name, s), piece in zip(shapes.items(), pieces, strict=True)}
 
-    def _apply(self, w: Tensor, x: Tensor) -> Tensor:
-        samples = x.reshape(*x.shape[:-1], *self.shape)
-        return torch.func.functional_call(self.net, self.named(w), (samples,))  # type: ignore[no-any-return]
+    def _apply(self, w: Tensor, x: Tensor, alone: bool) -> Tensor:
+        samples, named = x.reshape(*x.shape[:-1], *self.shape), self.named(w)
+        if alone and len(self.shape) == 3:
+            # Images of one client: convolutions and pooling are about twice as fast with the channels last in memory.
+            samples = channels_last(samples)
+            named = {name: channels_last(piece) if piece.dim() == 4 else piece for name, piece in named.items()}
+        return torch.func.functional_call(self.net, named, (samples,))  # type: ignore[no-any-return]
 
     def scores(self, w: Tensor, x: Tensor) -> Tensor:
         """The module's output, in evaluation mode."""
         self.net.eval()
-        return self._stacked(lambda w, x: self._apply(w, x).mT, w, x)
+        return self._stacked(lambda alone: lambda w, x: self._apply(w, x, alone).mT, w, x)
 
     def gradient(self, w: Tensor, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
         """By reverse-mode differentiation, with the module in training mode."""
         self.net.train()
 
-        def loss(w: Tensor, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-            each = nn.functional.cross_entropy(self._apply(w, x), y, reduction="none")
-            return (each * weight).sum()
+        def derivative(alone: bool) -> Callable[..., Tensor]:
+            def loss(w: Tensor, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+                each = nn.functional.cross_entropy(self._apply(w, x, alone), y, reduction="none")
+                return (each * weight).sum()
 
-        return self._stacked(torch.func.grad(loss), w, x, y, weight)
+            return torch.func.grad(loss)
 
-    def _stacked(self, function: Callable[..., Tensor], w: Tensor, x: Tensor, *rest: Tensor) -> Tensor:
-        """Map a function of one client's (P,), (B, D), (B,)… over the leading axes that w has."""
+        return self._stacked(derivative, w, x, y, weight)
+
+    def _stacked(self, make: Callable[[bool], Callable[..., Tensor]], w: Tensor, x: Tensor, *rest: Tensor) -> Tensor:
+        """Map a function of one client's (P,), (B, D), (B,)… over the leading axes that w has, if it is not alone."""
         lead = w.shape[:-1]
+        function = make(math.prod(lead) == 1)
         if math.prod(lead) == 1:
             one = function(w.reshape(-1), x.reshape(x.shape[-2:]), *(r.reshape(-1) for r in rest))
             return one.reshape(*lead, *one.shape)
@@ -271,6 +307,11 @@ class Module:
             function = torch.func.vmap(function, in_dims=(0, *dims), randomness="different")
         squeezed = [_squeezed(t, len(lead), trailing) for t, trailing in _with_trailing(x, rest)]
         return function(w, *squeezed)
+
+
+def channels_last(t: Tensor) -> Tensor:
+    """The same tensor (…, channels, height, width) in another order in memory; `contiguous` spares single channels."""
+    return t.clone(memory_format=torch.channels_last)
 
 
 def _with_trailing(x: Tensor, rest: tuple[Tensor, ...]) -> list[tuple[Tensor, int]]:

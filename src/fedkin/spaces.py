@@ -1,9 +1,9 @@
 """Where local work happens: the space in which a cohort's parameters live while its clients take their steps.
 
-`Plain` holds parameters as they are. `Samples` is for linear models: there w never leaves the span of what the client
-received and of its own samples, so it is kept as coefficients on those, and only the class scores of the client's
-samples are carried along, with the help of the Gram matrix x xᵀ. A step then costs n·B·K instead of 2·D·B·K products.
-An algorithm's `step` runs unchanged in either.
+`Plain` holds parameters as they are, `Fused` saves passes over them. `Samples` is for models that begin with a linear
+layer (of O outputs): its weights never leave the span of what the client received and of its own samples, so they are
+kept as coefficients on those, and only the layer's scores of the client's samples are carried along, with the help of
+the Gram matrix x xᵀ. A step then costs n·B·O products instead of 2·D·B·O. An algorithm's `step` runs unchanged in all.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedkin.federation import Clients
 from fedkin.local import Local
-from fedkin.models import Model, Softmax
+from fedkin.models import Layered, Model
 
 Scalar = Any  # a float, or a tensor with an entry a lane, (L, 1, 1)
 Vector = Any
@@ -273,28 +273,43 @@ def prepare(clients: Clients, cohort: NDArray[np.int64], classes: int) -> Prepar
     return Prepared(x, ones, onehot.contiguous()[:, None], torch.baddbmm(ones.mT @ ones, x, x.mT))
 
 
+@dataclass(frozen=True)
+class Fresh:
+    """The gradient on a batch as a basis vector: r (c, L, O, B) on the batch's rows, and the tail's part (c, L, T)."""
+
+    r: Tensor
+    rows: Any
+    tail: Tensor
+
+
 class Samples:
     """Parameters as combinations of what was received (`model`, `anchor`, …) and of the client's own samples.
 
-    The gradient on a batch is r x with r the residual, so after any number of steps
-    w = Σ cⱼ·vⱼ + s·A x, where A (K, n) sums up the residuals: the trail the client has left. Kept are the scalars c
-    and s, the trail A, and the scores of all samples under each vⱼ and under the trail, which are A·gram.
+    The gradient of the first layer on a batch is r x, with r the gradient with respect to its scores, so after any
+    number of steps its weights are Σ cⱼ·vⱼ + s·A x, where A (O, n) sums up the r's: the trail the client has left. Kept
+    are the scalars c and s, the trail A, and the scores of all samples under each vⱼ and under the trail, which are
+    A·gram. The tail, all parameters after the first layer, is kept as it is.
 
-    Arrays are (c, L, K, n): clients, lanes, classes, samples.
+    Arrays are (c, L, O, n): clients, lanes, outputs of the layer, samples.
     """
 
-    def __init__(self, model: Softmax, local: Local, ready: Prepared, dealt: Dealt) -> None:
-        self.layer, self.local, self.ready = model.layer, local, ready
+    def __init__(self, model: Layered, local: Local, ready: Prepared, dealt: Dealt) -> None:
+        self.model, self.layer, self.local, self.ready = model, model.first, local, ready
         self.counts = [len(own) for own in dealt]
-        # The k-th batch of all clients of the cohort lies in the same place, but may be shorter in some.
+        # The k-th batch of all clients of the cohort lies in the same place, but may be shorter in some: there the
+        # filling has weight 0.
         self.rows: list[Any] = []
-        self.mean: list[Scalar] = []
+        self.weight: list[Scalar] = []
         for own in zip(*dealt, strict=True):
             longest, counts = max(own, key=len), [len(b) for b in own]
             run = slice(int(longest[0]), int(longest[-1]) + 1)
-            self.rows.append(run if is_run(longest) else torch.as_tensor(longest, device=ready.x.device))
-            same = min(counts) == max(counts)
-            self.mean.append(1 / counts[0] if same else 1 / ready.x.new_tensor(counts).view(-1, 1, 1, 1))
+            rows = run if is_run(longest) else torch.as_tensor(longest, device=ready.x.device)
+            self.rows.append(rows)
+            if min(counts) == max(counts):
+                self.weight.append(1 / counts[0])
+            else:
+                each = 1 / ready.x.new_tensor(counts).view(-1, 1, 1, 1)
+                self.weight.append(each * ready.ones[:, None][..., rows])
 
     def lift(self, got: dict[str, Tensor]) -> dict[str, Vector]:
         """Each received vector becomes a basis vector; its scores are computed when first asked for."""
@@ -303,16 +318,17 @@ class Samples:
         self.received = {name: (v if self.stacked else v[None]).transpose(0, 1) for name, v in got.items()}
         clients, lanes, _ = self.received["model"].shape
         self.shape = (clients, lanes, self.layer.outputs, self.ready.x.shape[1])
+        self.tails = {name: v[..., self.layer.end :] for name, v in self.received.items()}
         self.scores: dict[str, Tensor] = {}
         self.trail: Tensor | None = None
-        self.fresh: dict[str, tuple[Tensor, Any]] = {}
+        self.fresh: dict[str, Fresh] = {}
         return {name: Combination({name: 1.0}) for name in got}
 
     def _scores_of(self, name: str) -> Tensor:
-        """Of all samples under a received vector or the trail, (c, L, K, n)."""
+        """Of all samples under a received vector or the trail, (c, L, O, n)."""
         if name not in self.scores:
             v, x = self.received[name], self.ready.x
-            # lanes and classes in one axis: a product with more rows is faster
+            # lanes and outputs in one axis: a product with more rows is faster
             weight, bias = self.layer.weight(v).flatten(1, 2), self.layer.bias(v).flatten(1, 2)
             if v.stride(0) == 0:  # the same for all clients of the cohort: one product with all their samples
                 z = (weight[0] @ x.flatten(0, 1).mT).view(-1, *x.shape[:2]).transpose(0, 1)
@@ -322,66 +338,58 @@ class Samples:
         return self.scores[name]
 
     def gradient(self, k: int) -> Callable[[Combination], Combination]:
-        """λ·v plus the residuals on the batch, which are a fresh basis vector."""
-        rows, mean, local = self.rows[k], self.mean[k], self.local
+        """λ·v plus the gradient of the loss on the batch, which is a fresh basis vector."""
+        rows, weight, local = self.rows[k], self.weight[k], self.local
 
         def gradient(v: Combination) -> Combination:
-            z = self._combined(v, rows)
-            r = torch.softmax(z, dim=-2).sub_(self.ready.onehot[..., rows]).mul_(mean)
+            z = combined([(scalar, self._scores_of(name)[..., rows]) for name, scalar in v.terms.items()])
+            tail = combined([(squeezed(scalar), self.tails[name]) for name, scalar in v.terms.items()])
+            r, tail = self.model.backward(z, tail, self.ready.onehot[..., rows], weight)
             name = f"fresh {len(self.fresh)}"
-            self.fresh[name] = (r, rows)
+            self.fresh[name] = Fresh(r, rows, tail)
             g = Combination({name: 1.0}) + local.l2 * v
             return g if local.clip is None else shrink(self._norm(g), local.clip) * g
 
         return gradient
 
-    def _combined(self, v: Combination, rows: Any) -> Tensor:
-        """Scores of some samples under a combination."""
-        z: Tensor | None = None
-        for name, scalar in v.terms.items():
-            part = self._scores_of(name)[..., rows]
-            if isinstance(scalar, Tensor):
-                z = part * scalar if z is None else torch.addcmul(z, part, scalar)
-            elif z is None:
-                z = part if scalar == 1 else part * scalar
-            else:
-                z = torch.add(z, part, alpha=scalar)
-        assert z is not None, "no algorithm asks for the gradient at nothing"
-        return z
-
     def settle(self, k: int, new: Combination, old: Combination) -> Combination:
-        """Join the fresh residuals to the trail, whose scores change by r·gram."""
+        """Join the fresh gradients to the trail, whose scores change by r·gram."""
         terms = {name: scalar for name, scalar in new.terms.items() if name not in self.fresh}
         if self.trail is None:
             self.trail, self.scores["trail"] = (self.ready.x.new_zeros(self.shape) for _ in range(2))
+            self.tails["trail"] = torch.zeros_like(self.tails["model"], memory_format=torch.contiguous_format)
             terms["trail"] = 1.0
         scale = terms.setdefault("trail", 0.0)
         if not is_moderate(scale):
             # Dividing by it would lose digits: multiply it in.
             self.trail *= scale
             self.scores["trail"] *= scale
+            self.tails["trail"] *= squeezed(scale)
             terms["trail"] = scale = 1.0
-        for name, (r, rows) in self.fresh.items():
+        for name, fresh in self.fresh.items():
             if name in new.terms:
-                step = r * (new.terms[name] / scale)
-                if isinstance(rows, slice):
-                    self.trail[..., rows].add_(step)
+                ratio = new.terms[name] / scale
+                step = fresh.r * ratio
+                if isinstance(fresh.rows, slice):
+                    self.trail[..., fresh.rows].add_(step)
                 else:
-                    self.trail.index_add_(-1, rows, step)
-                whole, part = self.scores["trail"].flatten(1, 2), self.ready.gram[:, rows]
+                    self.trail.index_add_(-1, fresh.rows, step)
+                whole, part = self.scores["trail"].flatten(1, 2), self.ready.gram[:, fresh.rows]
                 torch.baddbmm(whole, step.flatten(1, 2), part, out=whole)
+                self.tails["trail"] += squeezed(ratio) * fresh.tail
         self.fresh.clear()
         return Combination(terms)
 
     def lower(self, w: Combination) -> Tensor:
-        """Σ cⱼ·vⱼ + s·A x, with the biases moved by the sums of A."""
+        """Σ cⱼ·vⱼ + s·A x, with the biases moved by the sums of A; then the tail."""
         out = torch.zeros_like(self.received["model"], memory_format=torch.contiguous_format)
         for name, scalar in w.terms.items():
             if name == "trail" and self.trail is not None:
                 trail = self.trail * scalar
                 weight = torch.bmm(trail.flatten(1, 2), self.ready.x)
-                out[..., : -self.layer.outputs] += weight.view(*out.shape[:2], -1)
-                out[..., -self.layer.outputs :] += (trail @ self.ready.ones[:, None].mT).squeeze(-1)
+                self.layer.weight(out).add_(weight.view(*self.shape[:3], -1))
+                self.layer.bias(out).add_(trail @ self.ready.ones[:, None].mT)
+                out[..., self.layer.end :] += squeezed(scalar) * self.tails["trail"]
             else:
                 out += squeezed(scalar) * self.received[name]
         out = out.transpose(0, 1)
@@ -400,19 +408,35 @@ class Samples:
 
     def _inner(self, one: str, other: str) -> Tensor:
         """The inner product of two basis vectors at each client and lane, (c, L, 1, 1)."""
-        both = (-2, -1)
+        if one not in self.fresh and other not in self.fresh and "trail" not in (one, other):
+            return (self.received[one] * self.received[other]).sum(-1)[..., None, None]
+        tails = [self.fresh[name].tail if name in self.fresh else self.tails[name] for name in (one, other)]
         if one in self.fresh and other in self.fresh:
-            (r, rows), (r2, rows2) = self.fresh[one], self.fresh[other]
-            gram = self.ready.gram[:, rows][..., rows2][:, None]
-            return ((r @ gram) * r2).sum(both, keepdim=True)
-        if one in self.fresh or other in self.fresh:
+            a, b = self.fresh[one], self.fresh[other]
+            gram = self.ready.gram[:, a.rows][..., b.rows][:, None]
+            product = (a.r @ gram) * b.r
+        elif one in self.fresh or other in self.fresh:
             fresh, known = (one, other) if one in self.fresh else (other, one)
-            r, rows = self.fresh[fresh]
-            return (r * self._scores_of(known)[..., rows]).sum(both, keepdim=True)
-        if "trail" in (one, other):
+            a = self.fresh[fresh]
+            product = a.r * self._scores_of(known)[..., a.rows]
+        else:
             assert self.trail is not None
-            return (self.trail * self._scores_of(other if one == "trail" else one)).sum(both, keepdim=True)
-        return (self.received[one] * self.received[other]).sum(-1)[..., None, None]
+            product = self.trail * self._scores_of(other if one == "trail" else one)
+        return product.sum((-2, -1), keepdim=True) + (tails[0] * tails[1]).sum(-1)[..., None, None]
+
+
+def combined(terms: list[tuple[Scalar, Tensor]]) -> Tensor:
+    """Σ scalar · tensor, with as few passes as that takes; a single tensor times 1 is returned as it is."""
+    z: Tensor | None = None
+    for scalar, part in terms:
+        if isinstance(scalar, Tensor):
+            z = part * scalar if z is None else torch.addcmul(z, part, scalar)
+        elif z is None:
+            z = part if scalar == 1 else part * scalar
+        else:
+            z = torch.add(z, part, alpha=scalar)
+    assert z is not None, "no algorithm asks for the gradient at nothing"
+    return z
 
 
 def is_moderate(scale: Scalar) -> bool:
@@ -423,18 +447,18 @@ def is_moderate(scale: Scalar) -> bool:
 
 
 def squeezed(scalar: Scalar) -> Scalar:
-    """A scalar for arrays (c, L, K, n) as one for vectors (c, L, P)."""
+    """A scalar for arrays (c, L, O, n) as one for vectors (c, L, P)."""
     return scalar.squeeze(-1) if isinstance(scalar, Tensor) else scalar
 
 
 def samples_pay(local: Local, samples: int, model: Model, kept: bool) -> bool:
     """Whether a client's round takes fewer products in `Samples` than in `Plain`.
 
-    With E passes over n samples: 2·E·n·D·K plainly, against E·n²·K for the steps, 3·n·D·K to enter and to leave, and
-    n²·D for the Gram matrix unless it is kept from round to round.
+    With E passes over n samples and O outputs of the first layer: 2·E·n·D·O plainly, against E·n²·O for the steps,
+    3·n·D·O to enter and to leave, and n²·D for the Gram matrix unless it is kept from round to round.
     """
-    if not isinstance(model, Softmax):
+    if not isinstance(model, Layered):
         return False
-    passes = 1 if local.steps else local.epochs
-    gram = 0.0 if kept else samples * model.features / model.classes
-    return passes * samples + 3 * model.features + gram < 2 * passes * model.features
+    passes, features = 1 if local.steps else local.epochs, model.first.inputs
+    gram = 0.0 if kept else samples * features / model.first.outputs
+    return passes * samples + 3 * features + gram < 2 * passes * features
