@@ -35,7 +35,7 @@ check: $(READY)  ## formatting, lint and types
 	$(BIN)/mypy
 
 test: check  ## check, then the tests
-	$(BIN)/pytest -n 2
+	$(BIN)/pytest -n 2 --dist worksteal
 
 format: $(READY)  ## format the code and mend what lint can mend
 	$(BIN)/ruff format src tests
