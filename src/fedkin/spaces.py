@@ -138,6 +138,9 @@ def shrink(norm: Tensor, clip: Scalar) -> Tensor:
     return torch.clamp(clip / norm, max=1.0)
 
 
+# Below so many samples a client, products client by client are too small to be worth it.
+FEW = 64
+
 # -- samples -----------------------------------------------------------------------------------------------------------
 
 
@@ -330,7 +333,7 @@ class Samples:
             v, x = self.received[name], self.ready.x
             # lanes and outputs in one axis: a product with more rows is faster
             weight, bias = self.layer.weight(v).flatten(1, 2), self.layer.bias(v).flatten(1, 2)
-            if v.stride(0) == 0:  # the same for all clients of the cohort: one product with all their samples
+            if v.stride(0) == 0 and len(x[0]) < FEW:  # the same for all clients: one product with all their samples
                 z = (weight[0] @ x.flatten(0, 1).mT).view(-1, *x.shape[:2]).transpose(0, 1)
                 self.scores[name] = torch.addcmul(z, bias, self.ready.ones).view(self.shape)
             else:
