@@ -81,10 +81,9 @@ def test_fedkin_server_by_hand() -> None:
 
 @pytest.mark.parametrize(("absent", "expected"), [("global", 0.25 * 22 + 0.75 * 40), ("last", 0.25 * 20 + 0.75 * 40)])
 def test_absent_neighbour_by_hand(absent: str, expected: float) -> None:
-    """As above; in a second round only clients 0 and 2 take part, and send 10 and 40, averaged ⅖ and ⅗ to w̄ = 28.
+    """As above; in a second round only clients 0 and 2 take part, send 10 and 40, and weigh ⅗ and ⅖: w̄ = 22.
 
     Client 0 takes ¾ of client 2's 40 and ¼ of client 1, who counts as w̄ or as the 20 it sent before.
-    With weights ⅗, ⅖ instead, w̄ = 22: used here so that the two differ from each other clearly.
     """
     graph = SimilarityGraph(np.array([[0.0, 1, 3], [1, 0, 0], [3, 0, 0]]))
     fedkin = FedKin(beta=0.5, absent=absent)

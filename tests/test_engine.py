@@ -149,7 +149,7 @@ def test_a_step_by_hand() -> None:
 
 
 def test_clipping_by_hand() -> None:
-    """A client's gradient above has norm √(½² + ½² + ½² + ½²) = 1: cut to 0.1 the step is a tenth as long."""
+    """Gradients far longer than G = 1e-3 are cut to it: with γ = 1 each client moves by exactly 1e-3."""
     federation = small_federation(sizes=(1, 1), features=4)
     for model in (Softmax(4, 3), MLP(4, 3, 2)):
         run = simulation(federation, model, FedAvg(step_size=1.0), Local(epochs=1, l2=0.0, clip=1e-3))
