@@ -47,7 +47,9 @@ class Partition(Section):
     clients          C training and C testing clients
     class_imbalance  a ≥ 0 (Dirichlet); 0 is balanced
     size_imbalance   b ≥ 0 (log-normal); 0 is balanced
-    scheme           `paper`: as its text says; `published`: as its published code does
+    scheme           how samples are dealt, `paper`: as its text says; `published`: as its published code does
+    mixes            how class mixes are drawn, `paper` or `published` (none given: as the scheme)
+    clusters         so many clusters of clients, each with classes that no other has (0: none)
     group            instead: a natural split by a group key of the data, such as writer
     """
 
@@ -55,6 +57,8 @@ class Partition(Section):
     class_imbalance: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     size_imbalance: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     scheme: Literal["paper", "published"] = "published"
+    mixes: Literal["paper", "published"] | None = None
+    clusters: int = Field(default=0, ge=0)
     group: str | None = None
 
 
@@ -64,6 +68,7 @@ class Graph(Section):
     kind     similarity, or for comparison uniform, shuffled, global
     weights  by which the server averages: adjacency (the degrees), uniform, samples
     neighbours  so many nearest count, which makes the graph sparse (0: all)
+    temperature  below 1 makes strong edges count more, above 1 evens them out (1: the paper's)
     pixels   messages from the raw features or the preprocessed ones
     floor    the smallest misalignment that counts (0: identical clients are an error)
     """
@@ -71,6 +76,7 @@ class Graph(Section):
     kind: Literal["similarity", "uniform", "shuffled", "global"] = "similarity"
     weights: Literal["adjacency", "uniform", "samples"] = "adjacency"
     neighbours: int = Field(default=0, ge=0)
+    temperature: float = Field(default=1.0, gt=0, allow_inf_nan=False)
     pixels: Literal["raw", "preprocessed"] = "raw"
     floor: float = Field(default=0.0, ge=0, lt=1)
 
@@ -171,6 +177,25 @@ def knobs(algorithm: str) -> list[str]:
     return [f.name for f in fields(algorithm_named(algorithm)) if f.name != "step_size"]
 
 
+class Reading(Section):
+    """Which algorithm: the one the paper states, or what its published code does. See `fedkin.readings`.
+
+    anchors    published: every round the u's are dealt to clients at random
+    averaging  published: and so are the weights by which models are averaged
+    penalty    published: FedKin goes without the L2 penalty, the baselines have it
+    proximal   published: FedProx goes without its proximal term
+    sign       published: a message has whatever sign the singular value decomposition gives it
+
+    `reading = "published"` is all of them.
+    """
+
+    anchors: Literal["paper", "published"] = "paper"
+    averaging: Literal["paper", "published"] = "paper"
+    penalty: Literal["paper", "published"] = "paper"
+    proximal: Literal["paper", "published"] = "paper"
+    sign: Literal["paper", "published"] = "paper"
+
+
 class Experiment(Section):
     """One run, fully described.
 
@@ -194,6 +219,7 @@ class Experiment(Section):
     graph: Graph = Graph()
     model: ModelSection = ModelSection()
     local: LocalSection = LocalSection()
+    reading: Reading = Reading()
     algorithm: AlgorithmSection = AlgorithmSection()
 
     @field_validator("name")
@@ -207,6 +233,11 @@ class Experiment(Section):
     @classmethod
     def _by_name(cls, value: Any) -> Any:
         return {"name": value} if isinstance(value, str) else value
+
+    @field_validator("reading", mode="before")
+    @classmethod
+    def _all_alike(cls, value: Any) -> Any:
+        return dict.fromkeys(Reading.model_fields, value) if isinstance(value, str) else value
 
     @model_validator(mode="after")
     def _consistent(self) -> "Experiment":

@@ -92,7 +92,7 @@ class Simulation:
         algorithm = self.algorithm.at(state.round)
         local = algorithm.work(self.local)
         who = self.select(state.round)
-        got = algorithm.send(state.server, self.graph, who)
+        got = self.sent(algorithm, state, who)
         replies: Tensors = {}
         memory = {name: value.clone() for name, value in state.memory.items()}
 
@@ -111,9 +111,17 @@ class Simulation:
 
         with seeded(torch_seed(self.seed, NOISE, state.round)):
             self._each(work, list(self._cohorts(who, local, plain_only=bool(memory))))
-        present = self.weights[who]
+        present = self.present_weights(state.round, who)
         p = torch.as_tensor(present / present.sum(), dtype=torch.float32, device=self.device)
         return State(algorithm.combine(state.server, replies, who, p), memory, state.round + 1)
+
+    def sent(self, algorithm: Algorithm, state: State, who: NDArray[np.int64]) -> Tensors:
+        """What those present receive."""
+        return algorithm.send(state.server, self.graph, who)
+
+    def present_weights(self, round: int, who: NDArray[np.int64]) -> NDArray[np.float64]:
+        """The weight of each of those present in the average, not yet summing to 1."""
+        return self.weights[who]
 
     def select(self, round: int) -> NDArray[np.int64]:
         """The clients of a round, ascending."""

@@ -24,6 +24,7 @@ from fedkin.local import Local
 from fedkin.models import Model, build_model
 from fedkin.partition import federate
 from fedkin.progress import Listener, Silent
+from fedkin.readings import read_as
 from fedkin.schedules import Schedule
 
 if TYPE_CHECKING:
@@ -306,7 +307,7 @@ class Preparation:
         federation, graph = self.federation(config), self.graph(config)
         section = config.model
         settings = {"mlp": {"hidden": section.hidden}, "softmax": {}}.get(section.kind, section.args)
-        return Simulation(
+        simulation = Simulation(
             federation,
             build_model(federation, section.kind, **settings),
             config.algorithm.build(config.local.step_size),
@@ -316,6 +317,7 @@ class Preparation:
             None if config.take_part == "all" else config.take_part,
             config.seed,
         )
+        return read_as(simulation, config.reading)
 
     def federation(self, config: Experiment) -> Federation:
         """The clients' data, on the device."""
@@ -335,6 +337,8 @@ class Preparation:
             class_imbalance=split.class_imbalance,
             size_imbalance=split.size_imbalance,
             scheme=split.scheme,
+            mixes=split.mixes,
+            clusters=split.clusters,
             group=split.group,
             preprocess=config.data.preprocess,
             seed=config.seed,
@@ -349,14 +353,17 @@ class Preparation:
         """Who is kin to whom."""
         federation = self.federation(config)
         section = config.graph
-        key = (config.data, config.partition, config.seed, section.model_copy(update={"weights": "adjacency"}))
+        section = section.model_copy(update={"weights": "adjacency"})
+        key = (config.data, config.partition, config.seed, section, config.reading.sign)
         if self._graph is None or self._graph[0] != key:
             self.listener.doing(f"building the {section.kind} graph of {len(federation.train)} clients")
             graph = build_graph(
                 federation,
                 section.kind,
                 neighbours=section.neighbours,
+                temperature=section.temperature,
                 pixels=section.pixels,
+                sign=config.reading.sign,
                 floor=section.floor,
                 seed=config.seed,
             )

@@ -34,12 +34,13 @@ MANY = 5_000
 ROWS = 512
 
 
-def message(x: ArrayLike) -> Floats:
+def message(x: ArrayLike, sign: str = "paper") -> Floats:
     """The message m of a client: the first principal component of its samples x (n, D), uncentred and unscaled.
 
     m is the top eigenvector of xᵀx, a unit vector. Its sign is arbitrary, so it is chosen to point to the side
     of the client's mean sample, m·x̄ ≥ 0; should that be a tie, its largest entry is positive. The rule looks at
-    this client alone.
+    this client alone. With `sign = "published"` the sign is left to the singular value decomposition of x in single
+    precision, as in the published code: kin can then come out opposite.
 
     >>> message([[3.0, 0.0], [0.0, 1.0]])
     array([1., 0.])
@@ -49,6 +50,9 @@ def message(x: ArrayLike) -> Floats:
         raise BadInput("a client whose samples are all zero has no principal component: leave that client out")
     m = x[0] if len(x) == 1 else _top_right_singular_vector(x)
     m = m / np.linalg.norm(m)
+    if sign == "published":
+        decomposed = torch.linalg.svd(torch.as_tensor(x, dtype=torch.float32), full_matrices=False)
+        return np.asarray(m if m @ decomposed.Vh[0].double().numpy() > 0 else -m)
     mean = x.mean(axis=0)
     side = m @ mean
     if abs(side) <= 1e-9 * np.linalg.norm(mean):
@@ -72,14 +76,14 @@ def _top_right_singular_vector(x: Floats) -> Floats:
     return np.asarray(x.T @ vectors[:, 0] if n < features else vectors[:, 0])
 
 
-def messages(federation: Federation, pixels: str = "raw") -> Floats:
+def messages(federation: Federation, pixels: str = "raw", sign: str = "paper") -> Floats:
     """The messages of all training clients, (C, D), from their raw features or the preprocessed ones."""
     clients = federation.train
     rows = []
     for i in range(len(clients)):
         x = federation.raw(i) if pixels == "raw" else clients.x[clients.rows(i)]
         try:
-            rows.append(message(x.cpu().numpy()))
+            rows.append(message(x.cpu().numpy(), sign))
         except BadInput as error:
             raise BadInput(f"training client {i}: {error}") from None
     return np.stack(rows)
@@ -164,6 +168,13 @@ class SimilarityGraph:
     def edgeless(cls, clients: int) -> "SimilarityGraph":
         """No neighbours at all, so u = w̄ for everyone: needs no message, and nothing extra is downloaded."""
         return cls(csr_array((clients, clients), dtype=np.float64))
+
+    def tempered(self, temperature: float) -> "SimilarityGraph":
+        """The same graph with edges (A_in / max A)^(1/temperature): a low temperature leaves only the strongest."""
+        if temperature == 1 or not self.has_edges:
+            return self
+        sharper = (self.adjacency / self.adjacency.max()) ** (1 / temperature)
+        return SimilarityGraph(sharper, self.misalignment)
 
     def relabelled(self, order: Sequence[int] | NDArray[np.int64]) -> "SimilarityGraph":
         """The same graph where client j takes the place of client `order[j]`."""
@@ -259,7 +270,9 @@ def build_graph(
     kind: str = "similarity",
     *,
     neighbours: int = 0,
+    temperature: float = 1.0,
     pixels: str = "raw",
+    sign: str = "paper",
     floor: float = 0.0,
     seed: int = 0,
 ) -> SimilarityGraph:
@@ -270,7 +283,8 @@ def build_graph(
     uniform     all neighbours alike
     global      no neighbours: u = w̄ for everyone
 
-    The first two can be made sparse: then only the edges to so many nearest `neighbours` stay (0: all).
+    The first two can be made sparse: then only the edges to so many nearest `neighbours` stay (0: all). A
+    `temperature` below 1 sharpens them: edges are raised to the power of its inverse.
     """
     clients = len(federation.train)
     match kind:
@@ -279,11 +293,12 @@ def build_graph(
         case "global":
             return SimilarityGraph.edgeless(clients)
         case "similarity" | "shuffled":
-            m = messages(federation, pixels)
+            m = messages(federation, pixels, sign)
             if neighbours:
                 graph = SimilarityGraph.nearest(m, neighbours, floor)
             else:
                 graph = SimilarityGraph.from_messages(m, floor)
+            graph = graph.tempered(temperature)
             if kind == "shuffled":
                 graph = graph.relabelled(np.random.default_rng([seed, 0x5AFF1E]).permutation(clients))
             return graph

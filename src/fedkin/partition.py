@@ -28,6 +28,8 @@ def split(
     class_imbalance: float = 0.0,
     size_imbalance: float = 0.0,
     scheme: str = "published",
+    mixes: str | None = None,
+    clusters: int = 0,
     rng: Random,
 ) -> list[Indices]:
     """The samples of each of C clients, as indices into `labels`; every sample goes to exactly one client.
@@ -35,10 +37,14 @@ def split(
     paper      the paper's text: sizes and class mixes are drawn client by client
     published  the authors' published code: class mixes come from a draw over the clients for each class
 
+    `mixes` draws the class mixes in the other way than the scheme does. With `clusters`, client i is in cluster
+    i mod clusters, which has the classes k with k mod clusters the same, and divides them as the scheme says.
+
     A client can end up without samples where clients are many or the imbalance is large.
     """
-    if scheme not in SCHEMES:
-        raise BadInput(f"there is no partition scheme '{scheme}'{nearest(scheme, SCHEMES)}")
+    for given in (scheme, mixes or scheme):
+        if given not in SCHEMES:
+            raise BadInput(f"there is no partition scheme '{given}'{nearest(given, SCHEMES)}")
     for letter, what, value in (("a", "class", class_imbalance), ("b", "size", size_imbalance)):
         if not (math.isfinite(value) and value >= 0):
             raise BadInput(f"the {what} imbalance {letter} is {value}: it must be finite and 0 or more")
@@ -49,14 +55,44 @@ def split(
         raise BadInput(f"{clients} clients cannot share {len(y)} samples: use at most {len(y)} clients")
     kinds, of_kind = np.unique(y, return_inverse=True)
     pools = [np.flatnonzero(of_kind == k) for k in range(len(kinds))]
-    return SCHEMES[scheme](pools, clients, class_imbalance, size_imbalance, rng)
+    if clusters > min(len(pools), clients // 2):
+        raise BadInput(
+            f"{clusters} clusters of {clients} clients with classes of their own are too many for {len(pools)} "
+            "classes: each needs a class and two clients"
+        )
+    deal, draw = SCHEMES[scheme], MIXES[mixes or scheme]
+    found: list[Indices] = [np.empty(0, dtype=np.int64)] * clients
+    for cluster in range(max(clusters, 1)):
+        members = range(cluster, clients, max(clusters, 1))
+        parts = deal(pools[cluster :: max(clusters, 1)], len(members), class_imbalance, size_imbalance, draw, rng)
+        for i, part in zip(members, parts, strict=True):
+            found[i] = part
+    return found
 
 
-def _paper(pools: list[Indices], clients: int, a: float, b: float, rng: Random) -> list[Indices]:
+def _mixes_by_client(clients: int, classes: int, a: float, rng: Random) -> Floats:
+    """qᵢ ~ Dir((1/a)·1_K): for each client a draw over the classes, (C, K)."""
+    return np.asarray(np.exp(_log_dirichlet(clients, classes, a, rng)))
+
+
+def _mixes_by_class(clients: int, classes: int, a: float, rng: Random) -> Floats:
+    """For each class a draw Dir((1/a)·1_C) over the clients, (C, K); rows in proportion, not yet summing to 1."""
+    over_clients = rng.dirichlet(np.full(clients, max(1 / a, 1e-300)), size=classes).T
+    if not (over_clients.sum(axis=1) > 0).all():
+        # A client's draws have all underflowed (or all of a class's, to NaN): as logarithms they cannot.
+        over_clients = np.exp(_normalised(_log_dirichlet(classes, clients, a, rng).T))
+    return np.asarray(over_clients)
+
+
+Mixes = Callable[[int, int, float, Random], Floats]
+MIXES: dict[str, Mixes] = {"paper": _mixes_by_client, "published": _mixes_by_class}
+
+
+def _paper(pools: list[Indices], clients: int, a: float, b: float, draw: Mixes, rng: Random) -> list[Indices]:
     """Divide as the paper's text says; the client sizes come out as drawn.
 
     sizes   nᵢ from a log-normal with median N/C and deviation b, rescaled to sum to N, rounded
-    mixes   qᵢ ~ Dir((1/a)·1_K) over the K classes; the classes' shares of all samples when a = 0
+    mixes   qᵢ as drawn; the classes' shares of all samples when a = 0
     first   in random order, client i takes ⌊nᵢ qᵢₖ⌋ of each class k, as far as the class lasts
     then    in random order, client i fills up to nᵢ from what is left, r: class k in proportion to qᵢₖ rₖ
     """
@@ -64,7 +100,8 @@ def _paper(pools: list[Indices], clients: int, a: float, b: float, rng: Random) 
     left = np.array([len(pool) for pool in pools])
     sizes = _round(_log_normal(clients, b, rng) * left.sum(), int(left.sum()))
     balanced = np.tile(left / left.sum(), (clients, 1))
-    mixes = balanced if a == 0 else np.exp(_log_dirichlet(clients, len(pools), a, rng))
+    mixes = balanced if a == 0 else draw(clients, len(pools), a, rng)
+    mixes /= mixes.sum(axis=1, keepdims=True)
     counts = np.zeros((clients, len(pools)), dtype=np.int64)
     for i in rng.permutation(clients):
         counts[i] = np.minimum(_floor(sizes[i] * mixes[i]), left)
@@ -81,12 +118,12 @@ def _paper(pools: list[Indices], clients: int, a: float, b: float, rng: Random) 
     return [rng.permutation(np.concatenate(of_client)) for of_client in pieces]
 
 
-def _published(pools: list[Indices], clients: int, a: float, b: float, rng: Random) -> list[Indices]:
+def _published(pools: list[Indices], clients: int, a: float, b: float, draw: Mixes, rng: Random) -> list[Indices]:
     """Divide as the published code does; a client's samples stay in the order in which it received them.
 
     sizes     nᵢ from a log-normal with median n = Σₖ ⌊Nₖ / C⌋ and deviation b, rescaled to sum to n C, cut to
               whole numbers
-    mixes     for each class k a draw Dir((1/a)·1_C) over the clients; then each client's row is normalised
+    mixes     qᵢ as drawn; all classes alike when a = 0
     expected  eᵢₖ = ⌊nᵢ qᵢₖ⌋
     first     client after client, class after class: client i takes min(eᵢₖ, what is left of class k)
     then      class after class: each sample left goes to a client drawn with probability
@@ -97,13 +134,7 @@ def _published(pools: list[Indices], clients: int, a: float, b: float, rng: Rand
     """
     each = sum(len(pool) // clients for pool in pools)
     sizes = np.full(clients, each) if b == 0 else _floor(_log_normal(clients, b, rng) * each * clients)
-    mixes = np.full((clients, len(pools)), 1 / len(pools))
-    if a > 0:
-        over_clients = rng.dirichlet(np.full(clients, max(1 / a, 1e-300)), size=len(pools)).T
-        if not (over_clients.sum(axis=1) > 0).all():
-            # A client's draws have all underflowed (or all of a class's, to NaN): as logarithms they cannot.
-            over_clients = np.exp(_normalised(_log_dirichlet(len(pools), clients, a, rng).T))
-        mixes = over_clients
+    mixes = np.full((clients, len(pools)), 1 / len(pools)) if a == 0 else draw(clients, len(pools), a, rng)
     pools = [rng.permutation(pool) for pool in pools]
     # No guard against rounding error here: whole numbers that it cuts short are cut short in the published runs too.
     expected = np.floor(sizes[:, None] * mixes / mixes.sum(axis=1, keepdims=True)).astype(np.int64)
@@ -122,7 +153,7 @@ def _published(pools: list[Indices], clients: int, a: float, b: float, rng: Rand
     return [np.concatenate(of_client) for of_client in pieces]
 
 
-SCHEMES: dict[str, Callable[[list[Indices], int, float, float, Random], list[Indices]]] = {
+SCHEMES: dict[str, Callable[[list[Indices], int, float, float, Mixes, Random], list[Indices]]] = {
     "paper": _paper,
     "published": _published,
 }
@@ -201,6 +232,8 @@ def federate(
     class_imbalance: float = 0.0,
     size_imbalance: float = 0.0,
     scheme: str = "published",
+    mixes: str | None = None,
+    clusters: int = 0,
     group: str | None = None,
     preprocess: str = "half",
     seed: int = 0,
@@ -225,8 +258,17 @@ def federate(
             rng: Random = stream(seed, f"{part} clients")
             if scheme == "published":
                 rng = older if seed == 0 else np.random.RandomState(seed)
-            a, b = class_imbalance, size_imbalance
-            return (), split(labels, clients, class_imbalance=a, size_imbalance=b, scheme=scheme, rng=rng)
+            parts = split(
+                labels,
+                clients,
+                class_imbalance=class_imbalance,
+                size_imbalance=size_imbalance,
+                scheme=scheme,
+                mixes=mixes,
+                clusters=clusters,
+                rng=rng,
+            )
+            return (), parts
 
         train, test = divided(dataset.y_train, "training"), divided(dataset.y_test, "testing")
     else:
