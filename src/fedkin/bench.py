@@ -6,8 +6,6 @@ alike; ratios are taken within the same turn.
 
 import math
 import os
-import platform
-import re
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,12 +20,12 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-import fedkin
 from fedkin import bench_growth as growing
 from fedkin.bench_loops import BETAS, LOOPS, Competitor, engine, has_lanes, sweep
 from fedkin.bench_works import CLASSES, WORKS, Work
 from fedkin.errors import BadInput, nearest
 from fedkin.figures import save
+from fedkin.machine import machine
 from fedkin.records import as_json, write_atomically
 from fedkin.report import Cell, Table
 
@@ -469,7 +467,7 @@ def run(
         raise BadInput("the figure shows growth: measure it too (fedkin bench growth --figure …)")
     for path in filter(None, (json, markdown, figure)):
         path.parent.mkdir(parents=True, exist_ok=True)  # that it cannot be made is better known now than in the end
-    facts = machine()
+    facts = conditions()
     if facts["load"] > 0.5:
         console.print(f"The machine is busy (load {facts['load']:.1f}): numbers will be noisy.", highlight=False)
     with threads_set(options.threads):
@@ -499,16 +497,11 @@ def run(
     return sections
 
 
-def machine() -> Record:
+def conditions() -> Record:
     """Where and when the numbers were measured, and how busy the machine was with other things before."""
-    cpuinfo = Path("/proc/cpuinfo")
-    found = re.search(r"model name\s*: (.*)", cpuinfo.read_text()) if cpuinfo.exists() else None
-    processor = found[1] if found else platform.processor() or platform.machine()
-    cores = f"{os.cpu_count()} cores"
-    versions = f"Python {platform.python_version()}, PyTorch {torch.__version__}, fedkin {fedkin.__version__}"
     return {
         "date": date.today().isoformat(),
-        "machine": f"{processor}, {cores}, {platform.system()}, {versions}",
+        "machine": machine(),
         "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0,
     }
 

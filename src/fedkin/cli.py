@@ -129,6 +129,42 @@ def theory(
             console().print(f"wrote {path}", soft_wrap=True, highlight=False)
 
 
+@app.command()
+def reproduce(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="What to reproduce; none: list what there is.")
+    ] = None,
+    out: Out = Path("results/reproduce"),
+    data: Data = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A small version on the embedded data: for trying out, not for numbers.")
+    ] = False,
+    only: Annotated[
+        list[str] | None, typer.Option("--only", metavar="PART", help="Carry out this part only; repeatable.")
+    ] = None,
+    show: Annotated[bool, typer.Option("--show", help="Show what is there; carry out nothing.")] = False,
+) -> None:
+    """Reproduce the paper's tables and figures, with its values beside ours. Finished runs are kept."""
+    from fedkin import progress
+    from fedkin import reproduce as reproductions
+
+    if name is None:
+        for known in reproductions.names():
+            console().print(f"{known:13} {reproductions.load(known).title}", markup=False, highlight=False)
+        console().print("\nRun one: fedkin reproduce NAME --data DIR. The theorems: fedkin theory.", highlight=False)
+        return
+    with progress.shown(console()) as listener:
+        shown = reproductions.reproduce(
+            name, out=out, data=data, quick=quick, only=only or [], run=not show, listener=listener
+        )
+    for table in shown.tables:
+        console().print(table.rich())
+    for note in shown.notes:
+        console().print(note, markup=False, highlight=False, soft_wrap=True)
+    for path in shown.files:
+        console().print(f"wrote {path}", soft_wrap=True, highlight=False)
+
+
 def console() -> Console:
     """Standard output, wide enough for a table when it is not a terminal."""
     return Console(width=None if sys.stdout.isatty() else 160)

@@ -179,12 +179,12 @@ def collect(folder: Path | str) -> list[Run]:
 
 def told_apart(peers: Sequence[Run]) -> list[Run]:
     """The runs of an experiment, each knowing in what it differs from the others."""
-    varying, shown = _varying(peers), _shown(peers)
+    differing, shown = varying(peers), _shown(peers)
     return [
         replace(
             run,
             shown=shown[run.algorithm],
-            settings={key: value for key, value in _settings(run).items() if key in varying},
+            settings={key: value for key, value in _settings(run).items() if key in differing},
         )
         for run in peers
     ]
@@ -291,7 +291,7 @@ def _differing(tables: Sequence[Mapping[str, Any]]) -> list[str]:
     return [key for key in keys if len({_same(table.get(key, _MISSING)) for table in tables}) > 1]
 
 
-def _varying(runs: Sequence[Run]) -> list[str]:
+def varying(runs: Sequence[Run]) -> list[str]:
     """Settings that are not the same in all runs."""
     return _differing([_settings(run) for run in runs])
 
@@ -379,7 +379,7 @@ def _sortable(values: Iterable[object]) -> tuple[tuple[bool, float, str], ...]:
 def _describe(runs: Sequence[Run], without: Iterable[str] = ()) -> str:
     """The learning problem that runs share: `digits, 20 clients, a = 10, b = 1, softmax`."""
     flat = _settings(runs[0])
-    unshared = {*_varying(runs), *without}
+    unshared = {*varying(runs), *without}
     words = {
         key: _problem(key, flat[key])
         for key in ("data.source", *_PROBLEM, "model.kind")
@@ -510,9 +510,9 @@ def table(runs: Sequence[Run]) -> Table:
     if not runs:
         raise BadInput("there are no runs to compare: collect some first")
     several = len(experiments(runs)) > 1
-    varying, shown = _varying(runs), _shown(runs)
-    columns = [key for key in varying if not _is_seed(key)]
-    groups = _groups(runs)
+    differing, shown = varying(runs), _shown(runs)
+    columns = [key for key in differing if not _is_seed(key)]
+    groups = groups_of(runs)
     repeats = len({_key(group[0]) for group in groups}) < len(groups)
     seeded = any(len(group) > 1 for group in groups)
     unfinished = any(run.status != "finished" for run in runs)
@@ -566,7 +566,7 @@ def _place(run: Run) -> tuple[object, ...]:
     return run.folder.parent, tuple(sorted(settings.items()))
 
 
-def _groups(runs: Sequence[Run]) -> list[list[Run]]:
+def groups_of(runs: Sequence[Run]) -> list[list[Run]]:
     """Runs that differ only in their seeds, together; in the order of the table."""
     groups: dict[object, list[Run]] = {}
     times: dict[object, int] = {}
@@ -575,8 +575,8 @@ def _groups(runs: Sequence[Run]) -> list[list[Run]]:
         same = (_key(run), _seeds(run))
         times[same] = times.get(same, 0) + 1
         groups.setdefault((_key(run), times[same]), []).append(run)
-    places = [key for key in _varying(runs) if _is_place(key) and not _is_seed(key)]
-    others = [key for key in _varying(runs) if not _is_place(key) and not _is_seed(key)]
+    places = [key for key in varying(runs) if _is_place(key) and not _is_seed(key)]
+    others = [key for key in varying(runs) if not _is_place(key) and not _is_seed(key)]
 
     def order(group: list[Run]) -> tuple[Any, ...]:
         settings = _settings(group[0])
@@ -710,12 +710,12 @@ def curves(
     for quantity in quantities:
         if recorded and quantity not in recorded:
             raise BadInput(f"no run has recorded '{quantity}'{nearest(quantity, recorded)}")
-    groups = _groups(runs)
+    groups = groups_of(runs)
     problems: dict[object, list[list[Run]]] = {}
     for group in groups:
         problems.setdefault(_place(group[0]), []).append(group)
     kept = list(problems.values())[:MOST_ROWS]
-    looks = _looks(runs, [group for problem in kept for group in problem])
+    looks = looks_of(runs, [group for problem in kept for group in problem])
     legend = list(dict.fromkeys(looks[group[0].folder][0] for problem in kept for group in problem))
     legend_columns = max(1, min(6, len(legend), int(WIDTH / (0.75 + 0.075 * max(map(len, legend))))))
     legend_rows = math.ceil(len(legend) / legend_columns)
@@ -729,7 +729,7 @@ def curves(
         panels = figure.subplots(len(kept), len(quantities), squeeze=False)
         for row, problem in enumerate(kept):
             for panel, quantity in zip(panels[row], quantities, strict=True):
-                _draw(panel, problem, quantity, looks)
+                draw(panel, problem, quantity, looks)
             if len(problems) > 1:
                 panels[row, 0].set_title(_row_title(problem[0][0], runs), loc="left")
         for panel in panels[-1]:
@@ -742,10 +742,10 @@ def curves(
     return figure
 
 
-def _looks(runs: Sequence[Run], groups: Sequence[Sequence[Run]]) -> dict[Path, tuple[str, dict[str, Any]]]:
+def looks_of(runs: Sequence[Run], groups: Sequence[Sequence[Run]]) -> dict[Path, tuple[str, dict[str, Any]]]:
     """Label and look of each group's line, by the folder of its first run."""
     shown = _shown(runs)
-    extra = [key for key in _varying(runs) if not _is_place(key) and not _is_seed(key)]
+    extra = [key for key in varying(runs) if not _is_place(key) and not _is_seed(key)]
     methods: dict[str, list[str]] = {}
     variants: list[str] = []
     names: dict[Path, tuple[str, str]] = {}
@@ -796,7 +796,7 @@ def _row_title(run: Run, runs: Sequence[Run]) -> str:
     """What sets a row of panels apart from the others."""
     settings = _settings(run)
     words = [run.experiment] if len(experiments(runs)) > 1 else []
-    for key in _varying(runs):
+    for key in varying(runs):
         if _is_place(key) and not _is_seed(key) and key in settings:
             known = key in ("data.source", "model.kind", *_PROBLEM)
             value = settings[key]
@@ -814,7 +814,7 @@ def _curves_title(runs: Sequence[Run], groups: Sequence[Sequence[Run]], problems
     return "; ".join(parts)
 
 
-def _draw(
+def draw(
     axes: Axes,
     problem: Sequence[Sequence[Run]],
     quantity: str,

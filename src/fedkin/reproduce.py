@@ -1,0 +1,218 @@
+"""Reproduce the paper: every table and figure by name, from real data, with the printed values beside ours.
+
+A reproduction is one TOML file in `fedkin/reproductions`: which experiments to carry out, how to show them, what the
+paper prints, and what to change for a quick trial on the embedded data. Runs go to `OUT/<experiment>/<run>` and are
+kept, so that an interrupted reproduction continues, and those that show the same runs share them.
+"""
+
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import date
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from fedkin import experiment, report
+from fedkin.errors import BadInput, nearest
+from fedkin.experiment import Preparation
+from fedkin.figures import replacing, save
+from fedkin.machine import machine
+from fedkin.progress import Listener, Silent
+from fedkin.report import Run, Table
+
+Settings = dict[str, Any]
+FOLDER = files("fedkin") / "reproductions"
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """One experiment of a reproduction: the name of its folder, how it is called, and its settings."""
+
+    name: str
+    label: str
+    settings: Settings = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """What a file says.
+
+    paper      where the paper shows it
+    show       the function that makes tables and figures of the runs
+    parts      the experiments
+    printed    the paper's values, as nested tables
+    across     the setting that goes from panel to panel, in a sweep
+    reference  the method others are compared with, in controls
+    """
+
+    name: str
+    title: str
+    paper: str
+    show: str
+    parts: tuple[Part, ...]
+    printed: Settings
+    across: str = ""
+    reference: str = ""
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What comes out: tables for reading, one for a spreadsheet, figures by name, and remarks."""
+
+    tables: tuple[Table, ...] = ()
+    spreadsheet: Table | None = None
+    figures: Mapping[str, Figure] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    files: tuple[Path, ...] = ()
+
+
+@dataclass(frozen=True)
+class Work:
+    """A reproduction in hand: where its runs are, and with what to make federations."""
+
+    what: Reproduction
+    out: Path
+    preparation: Preparation
+
+    def runs(self, part: Part) -> list[Run]:
+        """What has been carried out of a part so far, in the order in which it is shown."""
+        folder = self.out / part.name
+        return report.collect(folder) if any(folder.glob("*/config.json")) else []
+
+
+def names() -> list[str]:
+    """All reproductions."""
+    return sorted(Path(file.name).stem for file in FOLDER.iterdir() if file.name.endswith(".toml"))
+
+
+def load(name: str, quick: bool = False) -> Reproduction:
+    """A reproduction by its name; with `quick` the small version of it."""
+    if name not in names():
+        raise BadInput(f"there is no reproduction '{name}'{nearest(name, names())}")
+    told = tomllib.loads((FOLDER / f"{name}.toml").read_text(encoding="utf-8"))
+    source = tomllib.loads((FOLDER / f"{told['runs']}.toml").read_text(encoding="utf-8")) if "runs" in told else told
+    parts = []
+    for own in source["experiment"]:
+        settings = merged(source.get("settings", {}), own)
+        label = settings.pop("label", settings["name"])
+        if quick:
+            change = dict(source["quick"])
+            for key in change.pop("without", []):
+                _drop(settings, key)
+            settings = merged(settings, change)
+        parts.append(Part(settings["name"], label, settings))
+    return Reproduction(
+        name,
+        told["title"],
+        told["paper"],
+        told["show"],
+        tuple(parts),
+        told.get("printed", {}),
+        told.get("across", ""),
+        told.get("reference", ""),
+    )
+
+
+def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> Settings:
+    """Settings with others laid over them, table by table."""
+    result = dict(below)
+    for key, value in above.items():
+        both = isinstance(value, Mapping) and isinstance(result.get(key), Mapping)
+        result[key] = merged(result[key], value) if both else value
+    return result
+
+
+def _drop(settings: Settings, key: str) -> None:
+    *sections, leaf = key.split(".")
+    for section in sections:
+        settings[section] = dict(settings.get(section, {}))
+        settings = settings[section]
+    settings.pop(leaf, None)
+
+
+def reproduce(
+    name: str,
+    *,
+    out: Path | str = "results/reproduce",
+    data: Path | str | None = None,
+    quick: bool = False,
+    only: Sequence[str] = (),
+    run: bool = True,
+    listener: Listener | None = None,
+) -> Shown:
+    """Carry out a reproduction, or what is missing of it, and write what it shows to NAME.md, .csv, .png and .pdf.
+
+    only   parts of it to carry out, by name; what is there of the others is shown too
+    run    False shows what is there and carries out nothing
+    """
+    what = load(name, quick)
+    known = [part.name for part in what.parts]
+    for wanted in only:
+        if wanted not in known:
+            raise BadInput(f"{name} has no part '{wanted}'{nearest(wanted, known)}")
+    folder = Path(out) / "quick" if quick else Path(out)
+    preparation = Preparation(Path(data) if data else None, listener or Silent())
+    show, trains = _shows()[what.show]
+    chosen = [part for part in what.parts if not only or part.name in only]
+    if trains and run:
+        for part in chosen:
+            experiment.run(part.settings, out=folder, data=data, listener=listener)
+    elif not trains:  # there is nothing to carry out but the showing
+        what = Reproduction(**{**vars(what), "parts": tuple(chosen)})
+    shown = show(Work(what, folder, preparation))
+    return _written(what, shown, folder, quick)
+
+
+Show = Callable[[Work], Shown]
+
+
+def _shows() -> dict[str, tuple[Show, bool]]:
+    """How things are shown, and whether runs are needed for it."""
+    from fedkin import reproduce_figures as figures
+    from fedkin import reproduce_tables as tables
+
+    return {
+        "main_table": (tables.main_table, True),
+        "times": (tables.times, True),
+        "variants": (tables.variants, True),
+        "controls": (tables.controls, True),
+        "curves": (figures.curves, True),
+        "sweep": (figures.sweep, True),
+        "misalignment": (figures.misalignment, False),
+        "spectrum": (figures.spectrum, False),
+        "classes": (figures.classes, False),
+        "samples": (figures.samples, False),
+    }
+
+
+def _written(what: Reproduction, shown: Shown, folder: Path, quick: bool) -> Shown:
+    """The same with its files written."""
+    written: list[Path] = []
+    pictures = []
+    for suffix, figure in shown.figures.items():
+        stem = folder / (f"{what.name}-{suffix}" if suffix else what.name)
+        written += save(figure, stem)
+        pictures.append(
+            f"![{what.title}, {suffix}]({stem.name}.png)" if suffix else f"![{what.title}]({stem.name}.png)"
+        )
+    command = f"fedkin reproduce {what.name}" + (" --quick" if quick else "")
+    paragraphs = [
+        f"# {what.title}",
+        f"In the paper: {what.paper}.",
+        *(f"**{table.title}**\n\n{table.markdown().rstrip()}" if table.title else table.markdown().rstrip()
+          for table in shown.tables),
+        "\n".join(f"- {note}" for note in shown.notes),
+        *pictures,
+        f"Written on {date.today().isoformat()} by `{command}` on {machine()}.",
+    ]  # fmt: skip
+    texts = {f"{what.name}.md": "\n\n".join(filter(None, paragraphs)) + "\n"}
+    if shown.spreadsheet:
+        texts[f"{what.name}.csv"] = shown.spreadsheet.csv()
+    for file, text in texts.items():
+        with replacing(folder / file) as draft:
+            draft.write_text(text, encoding="utf-8")
+        written.append(folder / file)
+    return Shown(shown.tables, shown.spreadsheet, shown.figures, shown.notes, tuple(written))
