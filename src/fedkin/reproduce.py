@@ -76,6 +76,7 @@ class Work:
     what: Reproduction
     out: Path
     preparation: Preparation
+    quick: bool = False
 
     def runs(self, part: Part) -> list[Run]:
         """What has been carried out of a part so far, in the order in which it is shown."""
@@ -162,7 +163,7 @@ def reproduce(
             experiment.run(part.settings, out=folder, data=data, listener=listener)
     elif not trains:  # there is nothing to carry out but the showing
         what = Reproduction(**{**vars(what), "parts": tuple(chosen)})
-    shown = show(Work(what, folder, preparation))
+    shown = show(Work(what, folder, preparation, quick))
     return _written(what, shown, folder, quick)
 
 
@@ -199,12 +200,13 @@ def _written(what: Reproduction, shown: Shown, folder: Path, quick: bool) -> Sho
             f"![{what.title}, {suffix}]({stem.name}.png)" if suffix else f"![{what.title}]({stem.name}.png)"
         )
     command = f"fedkin reproduce {what.name}" + (" --quick" if quick else "")
+    notes = (*shown.notes, *(["A quick trial on the embedded digits: the layout counts, not the numbers."] * quick))
     paragraphs = [
         f"# {what.title}",
         f"In the paper: {what.paper}.",
         *(f"**{table.title}**\n\n{table.markdown().rstrip()}" if table.title else table.markdown().rstrip()
           for table in shown.tables),
-        "\n".join(f"- {note}" for note in shown.notes),
+        "\n".join(f"- {note}" for note in notes),
         *pictures,
         f"Written on {date.today().isoformat()} by `{command}` on {machine()}.",
     ]  # fmt: skip
@@ -215,4 +217,4 @@ def _written(what: Reproduction, shown: Shown, folder: Path, quick: bool) -> Sho
         with replacing(folder / file) as draft:
             draft.write_text(text, encoding="utf-8")
         written.append(folder / file)
-    return Shown(shown.tables, shown.spreadsheet, shown.figures, shown.notes, tuple(written))
+    return Shown(shown.tables, shown.spreadsheet, shown.figures, notes, tuple(written))

@@ -230,13 +230,14 @@ def _distributions(work: Work, which: int, log: bool, unit: str) -> Shown:
 
 def _densities(panel: Axes, by_class: Mapping[float, Floats], log: bool) -> None:
     everything = np.concatenate(list(by_class.values()))
+    bins = int(np.clip(np.sqrt(len(everything)), 12, 60))
     if log:
         low, high = everything[everything > 0].min(), everything.max()
-        edges = np.geomspace(low / 1.05, high * 1.05, 61)
+        edges = np.geomspace(low / 1.05, high * 1.05, bins + 1)
         middles, widths = np.sqrt(edges[1:] * edges[:-1]), np.diff(np.log10(edges))
         panel.set_xscale("log")
     else:
-        edges = np.linspace(everything.min(), everything.max() + 1e-9, 61)
+        edges = np.linspace(everything.min(), everything.max() + 1e-9, bins + 1)
         middles, widths = (edges[1:] + edges[:-1]) / 2, np.diff(edges)
     for number, (a, of) in enumerate(sorted(by_class.items())):
         counts, _ = np.histogram(of, edges)

@@ -82,7 +82,7 @@ def main_table(work: Work) -> Shown:
     return Shown(
         (Table(work.what.title, columns, tuple(rows)),),
         Table("", heads, tuple(long)),
-        notes=(goal, *_agreement(found, printed)),
+        notes=(goal, *(_agreement(found, printed) if not work.quick else ())),
     )
 
 
@@ -157,7 +157,10 @@ def times(work: Work) -> Shown:
                 source = str(run.config["data"]["source"])
                 taken.setdefault((source, _kind(run), run.method), []).append(run.seconds)
     rows = []
-    for (source, kind, method), seconds in taken.items():
+    order = list(LOSS)
+    for (source, kind, method), seconds in sorted(
+        taken.items(), key=lambda item: (item[0][0], order.index(item[0][1]))
+    ):
         said = work.what.printed.get(source, {}).get(kind, {}).get(method)
         hours = [_seconds(text) for text in said] if said else []
         middle = mean(seconds)

@@ -1,0 +1,180 @@
+"""Reproductions: each can be carried out, shows what it says, continues, and its numbers are the runs'."""
+
+import csv
+import json
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from fedkin import cli, experiment
+from fedkin.config import plans
+from fedkin.errors import BadInput
+from fedkin.reproduce import Shown, load, merged, names, reproduce
+from fedkin.reproduce_tables import _interval, speed_up
+
+SHARED = {"table", "times", "curves", "classes"}  # show the same runs
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("reproduce")
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_one_can_be_tried_quickly(name: str, out: Path) -> None:
+    began = time.monotonic()
+    shown = reproduce(name, quick=True, out=out)
+    assert time.monotonic() - began < 120
+    written = {path.name for path in shown.files}
+    assert f"{name}.md" in written
+    assert all(path.stat().st_size > 100 for path in shown.files)
+    pictures = {path.stem for path in shown.files if path.suffix == ".png"}
+    assert pictures == {path.stem for path in shown.files if path.suffix == ".pdf"}
+    assert shown.tables or pictures
+    page = (out / "quick" / f"{name}.md").read_text()
+    assert all(f"]({picture}.png)" in page for picture in pictures)
+    assert f"`fedkin reproduce {name} --quick`" in page
+    assert "embedded digits" in page  # nobody shall take these numbers for results
+    for table in shown.tables:
+        assert table.cells
+        assert all("not run" not in cell.text for row in table.cells for cell in row)
+
+
+def rows(shown: Shown, table: int = 0) -> list[dict[str, str]]:
+    found = shown.tables[table]
+    return [dict(zip(found.columns, (cell.text for cell in row), strict=True)) for row in found.cells]
+
+
+def summary(folder: Path) -> dict[str, Any]:
+    return dict(json.loads((folder / "summary.json").read_text()))
+
+
+def test_the_table_says_what_the_runs_say(out: Path) -> None:
+    shown = reproduce("table", quick=True, out=out)
+    ours = [row for row in rows(shown) if row[""] == "here"]
+    theirs = [row for row in rows(shown) if row[""] == "paper"]
+    assert [row["algorithm"] for row in ours[::2]] == [
+        "FedAvg", "FedProx α=1", "FedKin β=0.9", "FedKin β=0.7", "FedKin β=0.5"]  # fmt: skip
+    assert len(theirs) == 8  # the paper shows no FedProx
+    place = out / "quick" / "cifar10-imbalanced"
+    base, run = summary(place / "fedavg-model=softmax"), summary(place / "fedkin-beta=0.5-model=softmax")
+    ratio = base["rounds_to_threshold"] / run["rounds_to_threshold"]
+    assert ours[8]["CIFAR-10 imbalanced"] == (
+        f"{100 * run['final_test_accuracy']:.2f} / {run['rounds_to_threshold']} ({ratio:.1f}×)"
+    )
+    assert theirs[-2]["CIFAR-10 imbalanced"] == "37.49 / 15 (1.3×)"
+    with (out / "quick" / "table.csv").open() as file:
+        (line,) = [
+            r
+            for r in csv.DictReader(file)
+            if (r["experiment"], r["loss"], r["algorithm"]) == ("cifar10-imbalanced", "convex", "FedKin β=0.5")
+        ]
+    assert float(line["accuracy"]) == pytest.approx(run["final_test_accuracy"])
+    assert float(line["paper accuracy"]) == 0.3749
+    assert float(line["rounds − paper"]) == run["rounds_to_threshold"] - 15
+
+
+def test_runs_are_shared_and_kept(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reproduce("table", quick=True, out=out)
+    monkeypatch.setattr(experiment, "play", lambda *_: pytest.fail("a finished run was carried out again"))
+    for name in SHARED:
+        reproduce(name, quick=True, out=out)
+
+
+def test_a_part_at_a_time(tmp_path: Path) -> None:
+    shown = reproduce("published", quick=True, out=tmp_path, only=["mnist-balanced-published"])
+    row = rows(shown)[0]
+    assert row["CIFAR-10 balanced"] == "not run"
+    assert "/" in row["digits balanced"]
+    again = reproduce("published", quick=True, out=tmp_path, run=False)
+    assert [cell.text for cell in again.tables[0].cells[0]] == [cell.text for cell in shown.tables[0].cells[0]]
+    with pytest.raises(BadInput, match="has no part 'mnist'"):
+        reproduce("published", quick=True, out=tmp_path, only=["mnist"])
+
+
+def test_a_run_on_its_way_is_shown_as_such(tmp_path: Path) -> None:
+    reproduce("published", quick=True, out=tmp_path, only=["mnist-balanced-published"])
+    folder = tmp_path / "quick" / "mnist-balanced-published" / "fedavg-model=softmax"
+    (folder / "summary.json").unlink()
+    lines = (folder / "rounds.jsonl").read_text().splitlines(keepends=True)
+    (folder / "rounds.jsonl").write_text("".join(lines[:3]))
+    shown = reproduce("published", quick=True, out=tmp_path, run=False)
+    assert rows(shown)[0]["digits balanced"] == "running, round 2 of 8"
+
+
+def test_all_describe_experiments_that_exist() -> None:
+    for name in names():
+        for part in load(name).parts:
+            for plan in plans(part.settings):
+                assert plan.config.name == part.name
+    with pytest.raises(BadInput, match=r"no reproduction 'tabel'.*table"):
+        load("tabel")
+
+
+def test_the_main_table_is_the_paper_s_grid() -> None:
+    """Its Table of hyper-parameters: E, B, γ, λ, C, T, a, b, c and the seed."""
+    runs = [plan.config for part in load("table").parts for plan in plans(part.settings)]
+    fedkin = [c for c in runs if c.algorithm.name != "fedprox"]
+    assert len(fedkin) == 32
+    for c in runs:
+        assert (c.rounds, c.partition.clients, c.seed, c.take_part) == (200, 100, 0, "all")
+        assert (c.local.epochs, c.local.batch_size, c.local.step_size, c.local.l2) == (10, 256, 1e-3, 1e-4)
+        assert (c.graph.weights, c.graph.kind, c.local.clip) == ("adjacency", "similarity", math.inf)
+        assert c.threshold == {"cifar10": 0.30, "mnist": 0.75}[c.data.source]
+        balanced = (c.partition.class_imbalance, c.partition.size_imbalance) == (0, 0)
+        most = {"cifar10": (100, 1), "mnist": (10, 1)}[c.data.source]
+        assert balanced or (c.partition.class_imbalance, c.partition.size_imbalance) == most
+    printed = load("table").printed
+    assert sum(len(kind) for part in printed.values() for kind in part.values()) == 32
+
+
+def test_merging() -> None:
+    below = {"a": 1, "b": {"c": 2, "d": 3}}
+    assert merged(below, {"b": {"c": 5}, "e": 6}) == {"a": 1, "b": {"c": 5, "d": 3}, "e": 6}
+    assert below == {"a": 1, "b": {"c": 2, "d": 3}}
+    assert merged({"b": [1]}, {"b": {"c": 1}}) == {"b": {"c": 1}}
+
+
+def test_intervals_by_hand() -> None:
+    # mean 3, deviation √2.5, t with 4 degrees of freedom 2.776: 2.776 · 1.5811 / √5 = 1.963
+    cell = _interval([1, 2, 3, 4, 5], "{:.2f}")
+    assert cell.text == "3.00 ± 1.96"
+    assert cell.spread == pytest.approx(1.9632, abs=1e-4)
+    assert _interval([4, math.nan], "{:.1f}").text == "4.0 (1 of 2)"
+    assert _interval([math.nan], "{:.1f}").value is None
+    assert _interval([-1, -1], "{:+.1f}").text == "-1.0 ± 0.0"
+    assert speed_up(20, 15) == pytest.approx(4 / 3)
+    assert math.isnan(speed_up(20, 0))
+
+
+def test_distances_are_taken_seed_by_seed(out: Path) -> None:
+    shown = reproduce("controls", quick=True, out=out)
+    (table, _) = shown.tables
+    by_name = {row[0].text: row for row in table.cells}
+    place = out / "quick"
+    apart = [
+        100
+        * (
+            summary(place / "cifar10-step-sizes" / f"fedavg-seed={s}-step_size=0.004")["final_test_accuracy"]
+            - summary(place / "cifar10-graph-kinds" / f"fedkin-beta=0.5-seed={s}-graph=similarity")[
+                "final_test_accuracy"
+            ]
+        )
+        for s in (0, 1)
+    ]
+    assert by_name["FedAvg, γ = 0.004"][5].value == pytest.approx(np.mean(apart))
+    assert by_name["FedKin β=0.5"][5].text == ""
+
+
+def test_the_command(out: Path) -> None:
+    listed = CliRunner().invoke(cli.app, ["reproduce"])
+    assert all(name in listed.output for name in names())
+    shown = CliRunner().invoke(cli.app, ["reproduce", "times", "--quick", "--out", str(out)])
+    assert shown.exit_code == 0, shown.output
+    assert "Running times" in shown.output
+    assert f"wrote {out / 'quick' / 'times.md'}" in shown.output
