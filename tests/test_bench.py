@@ -20,11 +20,12 @@ from typer.testing import CliRunner
 
 from fedkin import bench, bench_growth, bench_loops
 from fedkin.algorithms import FedKin
-from fedkin.bench import Options, Spread, Times, interleaved, ratio, with_section
+from fedkin.bench import Options, Spread, Times, interleaved, ratio
 from fedkin.bench_loops import LOOPS, DataLoaderLoop, SliceLoop, engine
 from fedkin.bench_works import WORKS, Work
 from fedkin.cli import app
 from fedkin.errors import BadInput
+from fedkin.pages import with_section
 
 # Very small, yet with clients of different sizes and a last batch that is not full.
 TINY = replace(WORKS["cifar-imbalanced"], clients=6, samples=30, shape=(12,), batch_size=16)

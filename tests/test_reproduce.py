@@ -178,3 +178,15 @@ def test_the_command(out: Path) -> None:
     assert shown.exit_code == 0, shown.output
     assert "Running times" in shown.output
     assert f"wrote {out / 'quick' / 'times.md'}" in shown.output
+
+
+def test_a_section_of_a_page(out: Path, tmp_path: Path) -> None:
+    page = tmp_path / "RESULTS.md"
+    page.write_text("# Results\n\n<!-- reproduce classes -->\nold\n<!-- end classes -->\n\nMore.\n")
+    reproduce("classes", quick=True, out=out, page=page)
+    text = page.read_text()
+    assert text.startswith("# Results\n\n<!-- reproduce classes -->\nIn the paper: ")
+    assert text.endswith("<!-- end classes -->\n\nMore.\n")
+    assert "old" not in text
+    assert "](docs/results/classes.png)" in text
+    assert (tmp_path / "docs" / "results" / "classes.png").exists()

@@ -25,7 +25,7 @@ from fedkin.bench_loops import BETAS, LOOPS, Competitor, engine, has_lanes, swee
 from fedkin.bench_works import CLASSES, WORKS, Work
 from fedkin.errors import BadInput, nearest
 from fedkin.figures import save
-from fedkin.machine import machine
+from fedkin.pages import machine, with_section
 from fedkin.records import as_json, write_atomically
 from fedkin.report import Cell, Table
 
@@ -517,16 +517,6 @@ def page(section: Section, facts: Record, command: str) -> str:
         f"Measured on {facts['date']} by `{command}` on {facts['machine']}.",
     ]
     return "\n".join(lines)
-
-
-def with_section(text: str, name: str, content: str) -> str:
-    """A page with what stands between the marks of that name replaced, or added at its end."""
-    begin, end = f"<!-- bench {name} -->", f"<!-- end {name} -->"
-    part = f"{begin}\n{content}\n{end}"
-    if begin in text and end in text:
-        before, _, rest = text.partition(begin)
-        return before + part + rest.partition(end)[2]
-    return f"{text}\n{part}\n"
 
 
 class Meter:

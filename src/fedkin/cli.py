@@ -143,6 +143,9 @@ def reproduce(
         list[str] | None, typer.Option("--only", metavar="PART", help="Carry out this part only; repeatable.")
     ] = None,
     show: Annotated[bool, typer.Option("--show", help="Show what is there; carry out nothing.")] = False,
+    page: Annotated[
+        Path | None, typer.Option("--page", metavar="FILE", help="Rewrite its section in a Markdown page.")
+    ] = None,
 ) -> None:
     """Reproduce the paper's tables and figures, with its values beside ours. Finished runs are kept."""
     from fedkin import progress
@@ -155,7 +158,7 @@ def reproduce(
         return
     with progress.shown(console()) as listener:
         shown = reproductions.reproduce(
-            name, out=out, data=data, quick=quick, only=only or [], run=not show, listener=listener
+            name, out=out, data=data, quick=quick, only=only or [], run=not show, page=page, listener=listener
         )
     for table in shown.tables:
         console().print(table.rich())

@@ -7,7 +7,7 @@ kept, so that an interrupted reproduction continues, and those that show the sam
 
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import date
 from importlib.resources import files
 from pathlib import Path
@@ -19,7 +19,7 @@ from fedkin import experiment, report
 from fedkin.errors import BadInput, nearest
 from fedkin.experiment import Preparation
 from fedkin.figures import replacing, save
-from fedkin.machine import machine
+from fedkin.pages import machine, with_section
 from fedkin.progress import Listener, Silent
 from fedkin.report import Run, Table
 
@@ -142,12 +142,15 @@ def reproduce(
     quick: bool = False,
     only: Sequence[str] = (),
     run: bool = True,
+    page: Path | str | None = None,
     listener: Listener | None = None,
 ) -> Shown:
     """Carry out a reproduction, or what is missing of it, and write what it shows to NAME.md, .csv, .png and .pdf.
 
     only   parts of it to carry out, by name; what is there of the others is shown too
     run    False shows what is there and carries out nothing
+    page   a Markdown page whose section between the marks `<!-- reproduce NAME -->` and `<!-- end NAME -->` is rewritten;
+           its figures are put into the folder docs/results beside it
     """
     what = load(name, quick)
     known = [part.name for part in what.parts]
@@ -162,9 +165,28 @@ def reproduce(
         for part in chosen:
             experiment.run(part.settings, out=folder, data=data, listener=listener)
     elif not trains:  # there is nothing to carry out but the showing
-        what = Reproduction(**{**vars(what), "parts": tuple(chosen)})
+        what = replace(what, parts=tuple(chosen))
     shown = show(Work(what, folder, preparation, quick))
-    return _written(what, shown, folder, quick)
+    notes = (*shown.notes, *(["A quick trial on the embedded digits: the layout counts, not the numbers."] * quick))
+    shown = replace(shown, notes=notes)
+    command = f"fedkin reproduce {name}" + (" --quick" if quick else "")
+    written = _save_figures(what, shown, folder)
+    texts = {f"{name}.md": f"# {what.title}\n\n{_body(what, shown, command)}\n"}
+    if shown.spreadsheet:
+        texts[f"{name}.csv"] = shown.spreadsheet.csv()
+    for file, text in texts.items():
+        with replacing(folder / file) as draft:
+            draft.write_text(text, encoding="utf-8")
+        written.append(folder / file)
+    if page is not None:
+        pictures = Path("docs/results")
+        written += _save_figures(what, shown, Path(page).parent / pictures)
+        text = Path(page).read_text(encoding="utf-8") if Path(page).exists() else ""
+        section = _body(what, shown, command, f"{pictures.as_posix()}/")
+        with replacing(Path(page)) as draft:
+            draft.write_text(with_section(text, name, section, "reproduce"), encoding="utf-8")
+        written.append(Path(page))
+    return replace(shown, files=tuple(written))
 
 
 Show = Callable[[Work], Shown]
@@ -189,32 +211,26 @@ def _shows() -> dict[str, tuple[Show, bool]]:
     }
 
 
-def _written(what: Reproduction, shown: Shown, folder: Path, quick: bool) -> Shown:
-    """The same with its files written."""
-    written: list[Path] = []
-    pictures = []
-    for suffix, figure in shown.figures.items():
-        stem = folder / (f"{what.name}-{suffix}" if suffix else what.name)
-        written += save(figure, stem)
-        pictures.append(
-            f"![{what.title}, {suffix}]({stem.name}.png)" if suffix else f"![{what.title}]({stem.name}.png)"
-        )
-    command = f"fedkin reproduce {what.name}" + (" --quick" if quick else "")
-    notes = (*shown.notes, *(["A quick trial on the embedded digits: the layout counts, not the numbers."] * quick))
+def _stems(what: Reproduction, shown: Shown) -> dict[str, Figure]:
+    """The figures by the names of their files."""
+    return {f"{what.name}-{suffix}" if suffix else what.name: figure for suffix, figure in shown.figures.items()}
+
+
+def _save_figures(what: Reproduction, shown: Shown, folder: Path) -> list[Path]:
+    return [path for stem, figure in _stems(what, shown).items() for path in save(figure, folder / stem)]
+
+
+def _body(what: Reproduction, shown: Shown, command: str, pictures: str = "") -> str:
+    """What there is to read, as Markdown."""
+    tables = [
+        f"**{table.title}**\n\n{table.markdown().rstrip()}" if len(shown.tables) > 1 else table.markdown().rstrip()
+        for table in shown.tables
+    ]
     paragraphs = [
-        f"# {what.title}",
         f"In the paper: {what.paper}.",
-        *(f"**{table.title}**\n\n{table.markdown().rstrip()}" if table.title else table.markdown().rstrip()
-          for table in shown.tables),
-        "\n".join(f"- {note}" for note in notes),
-        *pictures,
+        *tables,
+        "\n".join(f"- {note}" for note in shown.notes),
+        *(f"![{what.title}]({pictures}{stem}.png)" for stem in _stems(what, shown)),
         f"Written on {date.today().isoformat()} by `{command}` on {machine()}.",
-    ]  # fmt: skip
-    texts = {f"{what.name}.md": "\n\n".join(filter(None, paragraphs)) + "\n"}
-    if shown.spreadsheet:
-        texts[f"{what.name}.csv"] = shown.spreadsheet.csv()
-    for file, text in texts.items():
-        with replacing(folder / file) as draft:
-            draft.write_text(text, encoding="utf-8")
-        written.append(folder / file)
-    return Shown(shown.tables, shown.spreadsheet, shown.figures, notes, tuple(written))
+    ]
+    return "\n\n".join(filter(None, paragraphs))

@@ -1,4 +1,4 @@
-"""On what machine, and with which versions, numbers were measured."""
+"""What pages with measured numbers need: where the numbers come from, and a place that a command can rewrite."""
 
 import os
 import platform
@@ -17,3 +17,13 @@ def machine() -> str:
     processor = found[1] if found else platform.processor() or platform.machine()
     versions = f"Python {platform.python_version()}, PyTorch {torch.__version__}, fedkin {fedkin.__version__}"
     return f"{processor}, {os.cpu_count()} cores, {platform.system()}, {versions}"
+
+
+def with_section(text: str, name: str, content: str, command: str = "bench") -> str:
+    """A page with what stands between the marks of that name replaced, or added at its end."""
+    begin, end = f"<!-- {command} {name} -->", f"<!-- end {name} -->"
+    part = f"{begin}\n{content}\n{end}"
+    if begin in text and end in text:
+        before, _, rest = text.partition(begin)
+        return before + part + rest.partition(end)[2]
+    return f"{text}\n{part}\n"
