@@ -149,7 +149,7 @@ def reproduce(
 
     only   parts of it to carry out, by name; what is there of the others is shown too
     run    False shows what is there and carries out nothing
-    page   a Markdown page whose section between the marks `<!-- reproduce NAME -->` and `<!-- end NAME -->` is rewritten;
+    page   a Markdown page whose section between `<!-- reproduce NAME -->` and `<!-- end NAME -->` is rewritten;
            its figures are put into the folder docs/results beside it
     """
     what = load(name, quick)
