@@ -220,11 +220,12 @@ def take_steps(algorithm: Algorithm, space: Space, got: Tensors, memory: Tensors
     """The local loop, the only one there is: from w = w̄, so many steps in a space; then back to parameters."""
     vectors = space.lift(got)
     w = vectors["model"]
-    for k in range(steps):
-        new, new_memory = algorithm.step(w, vectors, memory, space.gradient(k))
-        w = space.settle(k, new, w)
-        memory = {name: space.settle(k, value, memory[name]) for name, value in new_memory.items()}
-    return space.lower(w), memory
+    with np.errstate(all="ignore"):  # a lane that diverges does so in silence
+        for k in range(steps):
+            new, new_memory = algorithm.step(w, vectors, memory, space.gradient(k))
+            w = space.settle(k, new, w)
+            memory = {name: space.settle(k, value, memory[name]) for name, value in new_memory.items()}
+        return space.lower(w), memory
 
 
 @dataclass(frozen=True)
