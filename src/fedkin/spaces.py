@@ -587,14 +587,22 @@ def squeezed(scalar: Scalar) -> Scalar:
     return scalar[..., 0] if isinstance(scalar, np.ndarray) else scalar
 
 
+def cost(local: Local, samples: int, features: int, in_samples: bool) -> float:
+    """The products of a client's round for each output of the first layer.
+
+    With E passes over n samples: 2·E·n·D plainly; in sample space E·n² for the steps and 2·n·D to enter and to leave.
+    """
+    passes = 1 if local.steps else local.epochs
+    return samples * (passes * samples + 2 * features if in_samples else 2 * passes * features)
+
+
 def samples_pay(local: Local, samples: int, model: Model, kept: bool) -> bool:
     """Whether a client's round takes fewer products in `Samples` than in `Plain`.
 
-    With E passes over n samples and O outputs of the first layer: 2·E·n·D·O plainly, against E·n²·O for the steps,
-    3·n·D·O to enter and to leave, and n²·D for the Gram matrix unless it is kept from round to round.
+    The Gram matrix counts n²·D, for all outputs together, unless it is kept from round to round.
     """
     if not isinstance(model, Layered):
         return False
-    passes, features = 1 if local.steps else local.epochs, model.first.inputs
-    gram = 0.0 if kept else samples * features / model.first.outputs
-    return passes * samples + 3 * features + gram < 2 * passes * features
+    features = model.first.inputs
+    gram = 0.0 if kept else samples**2 * features / model.first.outputs
+    return cost(local, samples, features, in_samples=True) + gram < cost(local, samples, features, in_samples=False)
