@@ -100,7 +100,7 @@ class Simulation:
             """The local work of a cohort, which writes its own rows of what all send back."""
             clients = who[cohort.places]
             places = as_slice(cohort.places)  # of neighbours a view, not a copy
-            mine = {name: value[..., places, :] for name, value in got.items()}
+            mine = {name: at_places(value, places, len(clients)) for name, value in got.items()}
             own = {name: value[..., clients, :] for name, value in memory.items()}
             w, own, steps = self._local_work(algorithm, local, clients, cohort.in_samples, mine, own, state.round)
             for name, value in algorithm.reply(w, mine, own, steps).items():
@@ -212,6 +212,11 @@ class Simulation:
 def as_slice(places: NDArray[np.int64]) -> Any:
     """Places that follow each other as a slice, others as they are."""
     return slice(int(places[0]), int(places[-1]) + 1) if is_run(places) else places
+
+
+def at_places(value: Tensor, places: Any, count: int) -> Tensor:
+    """What the clients in these places received; a view where all received the same, as everybody's w̄."""
+    return value[..., :count, :] if value.stride(-2) == 0 else value[..., places, :]
 
 
 def deal(local: Local, samples: int, seed: int, round: int, client: int) -> list[NDArray[np.int64]]:
