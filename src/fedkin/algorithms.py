@@ -145,7 +145,8 @@ class FedKin(Algorithm):
             rest = got["model"].new_tensor(1 - rows.sum(axis=1, keepdims=True))
             mixing = got["model"].new_tensor(rows)
             models = server["models"] if len(which) == len(server["owners"]) else server["models"][..., which, :]
-            got["anchor"] = mixing @ models + rest * server["model"].unsqueeze(-2)
+            # In place: temporary tensors of this size would be fetched from the system page by page, every round anew.
+            got["anchor"] = (mixing @ models).addcmul_(rest, server["model"].unsqueeze(-2))
         return got
 
     def combine(self, server: Tensors, replies: Tensors, who: Who, p: Tensor) -> Tensors:

@@ -23,10 +23,10 @@ from fedkin.federation import Federation
 from fedkin.graph import SimilarityGraph
 from fedkin.local import Local
 from fedkin.models import Layered, Model, seeded
-from fedkin.spaces import Fused, Plain, Samples, Space, is_run, prepare, samples_pay
+from fedkin.spaces import Fused, Plain, Samples, Space, cost, is_run, prepare, samples_pay
 
 # A cohort holds at most this many numbers (4 bytes each) that every step goes through, so that they stay in the cache:
-# a core's own for a batch of samples, the one all cores share for Gram matrices.
+# a core's own for a batch of samples, its share of the common one for Gram matrices.
 BATCH_NUMBERS = 1 << 18
 GRAM_NUMBERS = 3 << 20
 
@@ -100,7 +100,7 @@ class Simulation:
             """The local work of a cohort, which writes its own rows of what all send back."""
             clients = who[cohort.places]
             places = as_slice(cohort.places)  # of neighbours a view, not a copy
-            mine = {name: value[..., places, :] for name, value in got.items()}
+            mine = {name: at_places(value, places, len(clients)) for name, value in got.items()}
             own = {name: value[..., clients, :] for name, value in memory.items()}
             w, own, steps = self._local_work(algorithm, local, clients, cohort.in_samples, mine, own, state.round)
             for name, value in algorithm.reply(w, mine, own, steps).items():
@@ -134,23 +134,20 @@ class Simulation:
     def _each(self, work: Callable[["Cohort"], None], cohorts: list["Cohort"]) -> None:
         """Do the work of every cohort.
 
-        In sample space a step is one stack of products, over which PyTorch spreads its threads well. Plain cohorts go
-        to threads of one core each: their products are too small to be worth splitting.
+        They go to threads of one core each, the longest first: PyTorch's own threads would have to wait for each other
+        after every operation, and there are thousands a round. Only where a single cohort would keep the other cores
+        waiting, all work on the same. What a cohort computes does not depend on when the others do.
         """
         threads = torch.get_num_threads() if self.device.type == "cpu" and self.model.parallel else 1
-        first, *rest = sorted(cohorts, key=lambda cohort: not cohort.in_samples)
-        work(first)  # so that what the threads write into exists
-        together = [cohort for cohort in rest if not cohort.in_samples]
-        for cohort in rest[: len(rest) - len(together)]:
-            work(cohort)
-        if threads == 1 or len(together) < 2:
-            for cohort in together:
+        costs = [cohort.cost for cohort in cohorts]
+        if threads == 1 or sum(costs) < threads * max(costs):
+            for cohort in cohorts:
                 work(cohort)
             return
         torch.set_num_threads(1)
         try:
             with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-                list(pool.map(work, together))
+                list(pool.map(work, sorted(cohorts, key=lambda cohort: -cohort.cost)))
         finally:
             torch.set_num_threads(threads)
 
@@ -158,11 +155,17 @@ class Simulation:
         """Group those present so that clients of like size are stacked while what they work on fits the cache."""
         sizes = self.federation.train.sizes[who]
         if not self.stacked:
-            yield from (Cohort(place, in_samples=False) for place in np.arange(len(who))[:, None])
+            yield from (Cohort(np.array([place]), False, float(n)) for place, n in enumerate(sizes))
             return
         pays = {n: not plain_only and samples_pay(local, n, self.model, self.all_present) for n in set(sizes.tolist())}
+        features = self.federation.features
         outputs = self.model.first.outputs if isinstance(self.model, Layered) else 0
         group: list[int] = []
+
+        def gathered() -> Cohort:
+            most = int(sizes[group[0]])
+            return Cohort(np.array(group), pays[most], len(group) * cost(local, most, features, pays[most]))
+
         for place in np.argsort(-sizes, kind="stable").tolist():
             n = int(sizes[place])
             # Sizes fall, so the first client of a group has the most samples and the widest batch.
@@ -173,12 +176,12 @@ class Simulation:
                 aligned = local.order == "fixed" and not local.steps and same_steps
                 room = GRAM_NUMBERS // (most**2 + 3 * most * outputs) if aligned else 1
             else:
-                room = BATCH_NUMBERS // (local.width(most) * self.federation.features)
+                room = BATCH_NUMBERS // (local.width(most) * features)
             if group and (len(group) >= room or pays[n] != pays[most]):
-                yield Cohort(np.array(group), pays[most])
+                yield gathered()
                 group = []
             group.append(place)
-        yield Cohort(np.array(group), pays[int(sizes[group[0]])])
+        yield gathered()
 
     def _local_work(
         self,
@@ -219,6 +222,11 @@ def as_slice(places: NDArray[np.int64]) -> Any:
     return slice(int(places[0]), int(places[-1]) + 1) if is_run(places) else places
 
 
+def at_places(value: Tensor, places: Any, count: int) -> Tensor:
+    """What the clients in these places received; a view where all received the same, as everybody's w̄."""
+    return value[..., :count, :] if value.stride(-2) == 0 else value[..., places, :]
+
+
 def deal(local: Local, samples: int, seed: int, round: int, client: int) -> list[NDArray[np.int64]]:
     """The batches of one client's round, drawn under a key of its own: the same wherever the client is."""
     return local.batches(samples, np.random.default_rng([seed, BATCHES, round, client]))
@@ -228,19 +236,21 @@ def take_steps(algorithm: Algorithm, space: Space, got: Tensors, memory: Tensors
     """The local loop, the only one there is: from w = w̄, so many steps in a space; then back to parameters."""
     vectors = space.lift(got)
     w = vectors["model"]
-    for k in range(steps):
-        new, new_memory = algorithm.step(w, vectors, memory, space.gradient(k))
-        w = space.settle(k, new, w)
-        memory = {name: space.settle(k, value, memory[name]) for name, value in new_memory.items()}
-    return space.lower(w), memory
+    with np.errstate(all="ignore"):  # a lane that diverges does so in silence
+        for k in range(steps):
+            new, new_memory = algorithm.step(w, vectors, memory, space.gradient(k))
+            w = space.settle(k, new, w)
+            memory = {name: space.settle(k, value, memory[name]) for name, value in new_memory.items()}
+        return space.lower(w), memory
 
 
 @dataclass(frozen=True)
 class Cohort:
-    """Clients that are processed together: their places among those present, and where they work."""
+    """Clients that are processed together: their places among those present, where they work, and how long about."""
 
     places: NDArray[np.int64]
     in_samples: bool
+    cost: float
 
 
 def torch_seed(*parts: int) -> int:

@@ -141,8 +141,8 @@ class Softmax(Layered):
         return g
 
     def backward(self, z: Tensor, tail: Tensor, onehot: Tensor, weight: Scalar) -> tuple[Tensor, Tensor]:
-        """The residual; there is no tail."""
-        return torch.softmax(z, dim=-2).sub_(onehot).mul_(weight), torch.zeros_like(tail)
+        """The residual; there is no tail, so its gradient is as empty."""
+        return torch.softmax(z, dim=-2).sub_(onehot).mul_(weight), tail
 
 
 @dataclass(frozen=True)
