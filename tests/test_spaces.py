@@ -21,7 +21,7 @@ from fedkin.schedules import Schedule
 from fedkin.spaces import Combination, Samples
 
 LOCAL = Local(epochs=4, batch_size=4, l2=0.05)
-MODELS = [Softmax(40, 3), MLP(40, 3, 4)]
+MODELS: list[Model] = [Softmax(40, 3), MLP(40, 3, 4)]
 
 
 def simulation(algorithm: Algorithm, local: Local = LOCAL, model: Model = MODELS[0], **other: Any) -> Simulation:
