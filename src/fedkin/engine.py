@@ -28,7 +28,7 @@ from fedkin.spaces import Fused, Plain, Samples, Space, cost, is_run, prepare, s
 # A cohort holds at most this many numbers (4 bytes each) that every step goes through, so that they stay in the cache:
 # a core's own for a batch of samples, its share of the common one for Gram matrices.
 BATCH_NUMBERS = 1 << 18
-GRAM_NUMBERS = 3 << 20
+GRAM_NUMBERS = 2 << 20
 
 # Purposes of random numbers: every draw is keyed by (seed, purpose, …), so that no draw depends on how many came
 # before it. That is what makes a resumed run equal an uninterrupted one.

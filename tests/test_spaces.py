@@ -1,0 +1,174 @@
+"""Sample space in detail: against plain parameters, one client at a time; and that it takes no product too many."""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import fedkin.engine
+from conftest import small_federation
+from fedkin.algorithms import Algorithm, FedAvg, FedKin, FedProx, Vector
+from fedkin.engine import Simulation, State
+from fedkin.graph import build_graph
+from fedkin.lanes import together
+from fedkin.local import Local
+from fedkin.models import MLP, Model, Softmax
+from fedkin.schedules import Schedule
+from fedkin.spaces import Combination, Samples
+
+LOCAL = Local(epochs=4, batch_size=4, l2=0.05)
+MODELS: list[Model] = [Softmax(40, 3), MLP(40, 3, 4)]
+
+
+def simulation(algorithm: Algorithm, local: Local = LOCAL, model: Model = MODELS[0], **other: Any) -> Simulation:
+    federation = small_federation(features=40, **other)
+    graph = build_graph(federation)
+    return Simulation(federation, model, algorithm, graph, graph.degrees, local, seed=3)
+
+
+def played(simulation: Simulation, rounds: int = 3) -> State:
+    state = simulation.start()
+    for _ in range(rounds):
+        state = simulation.advance(state)
+    return state
+
+
+def assert_plain(run: Simulation, rounds: int = 3) -> None:
+    """All rounds in sample space come to the same as plainly."""
+    quick, plain = played(run, rounds), played(replace(run, stacked=False, _kept={}), rounds)
+    assert run._kept, "nobody was in sample space"
+    for name, value in plain.server.items():
+        torch.testing.assert_close(quick.server[name], value, rtol=1e-4, atol=2e-6)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanderer(FedKin):
+    """Two gradients a step, at different mixtures of w̄ and u, of which one is another in every step."""
+
+    def step(
+        self, w: Vector, got: dict[str, Vector], memory: dict[str, Tensor], gradient: Callable[[Vector], Vector]
+    ) -> tuple[Vector, dict[str, Tensor]]:
+        here = gradient(0.5 * w + 0.5 * got["anchor"])
+        w = 0.9 * w + 0.1 * got["anchor"]  # so the next step begins at another mixture
+        return w - self.step_size * (0.7 * gradient(self.beta * w + (1 - self.beta) * got["anchor"]) + 0.3 * here), {}
+
+
+MEMBERS = [
+    FedAvg(step_size=0.3),
+    FedProx(step_size=0.2, alpha=0.7),
+    FedKin(step_size=0.3, beta=0.6),
+    FedKin(step_size=0.1, beta=Schedule(0.3, 1.0, over=2)),
+]
+CHANGES: list[list[dict[str, Any]]] = [
+    [{}, {}, {}, {}],
+    [{}, {"l2": 0.3}, {"l2": 0.0}, {"l2": 0.1}],
+    [{"clip": 0.2}, {"clip": 0.4}, {"clip": None}, {"clip": 0.1, "l2": 0.4}],
+]
+
+
+@pytest.mark.parametrize("model", MODELS, ids=["softmax", "mlp"])
+@pytest.mark.parametrize("changes", CHANGES, ids=["same penalty", "penalties", "clipped"])
+@pytest.mark.parametrize("order", ["fixed", "shuffled"])
+def test_mixed_lanes(model: Model, changes: list[dict[str, Any]], order: str) -> None:
+    local = replace(LOCAL, order=order)
+    alone = [simulation(m, replace(local, **change), model) for m, change in zip(MEMBERS, changes, strict=True)]
+    assert_plain(together(alone))
+
+
+@pytest.mark.parametrize("model", MODELS, ids=["softmax", "mlp"])
+@pytest.mark.parametrize("clip", [None, 0.2])
+@pytest.mark.parametrize("algorithm", [*MEMBERS, Wanderer(step_size=0.2, beta=0.7)], ids=lambda a: type(a).__name__)
+def test_one_run(algorithm: Algorithm, clip: float | None, model: Model) -> None:
+    assert_plain(simulation(algorithm, replace(LOCAL, clip=clip), model))
+
+
+def test_clipped_while_the_trail_is_scaled() -> None:
+    """The trail's scale, 1 − γ(λ + α) ≈ 0.04 a step, is multiplied in; its norm has to follow."""
+    assert_plain(simulation(FedProx(alpha=0.9, step_size=0.8), replace(LOCAL, l2=0.3, clip=0.5)))
+
+
+def scored(algorithm: Algorithm) -> set[str]:
+    """Under which vectors all samples were scored in a round, at some client."""
+    run = simulation(algorithm)
+    played(run, 2)
+    return {name for space in run._kept.values() for name in space.scores}
+
+
+def test_one_product_is_enough_to_enter() -> None:
+    assert scored(FedAvg(step_size=0.3)) == scored(FedProx(step_size=0.3)) == {"model"}
+    assert scored(FedKin(step_size=0.3, beta=0.6)) == {"point"}
+    assert scored(Wanderer(step_size=0.3)) == {"point", "model", "anchor"}, "a product a vector, not a mixture"
+
+
+def test_rounding_does_not_make_another_mixture() -> None:
+    """With α, w̄'s scalar goes through 1 − γα + γα in every step: in the lanes of a sweep it stays the same point."""
+    alone = [simulation(FedProx(step_size=0.3, alpha=0.77)), simulation(FedKin(step_size=0.1, beta=0.6))]
+    run = together(alone)
+    played(run, 2)
+    assert {name for space in run._kept.values() for name in space.scores} == {"point"}
+
+
+def test_nothing_is_scored_after_the_last_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of n steps the first has no trail yet, and none looks further ahead than its own batch."""
+    asked: list[Any] = []
+    under_trail = Samples._under_trail
+
+    def counted(self: Samples, rows: Any) -> Tensor:
+        asked.append(rows)
+        return under_trail(self, rows)
+
+    monkeypatch.setattr(Samples, "_under_trail", counted)
+    run = simulation(FedKin(step_size=0.3), sizes=(6, 6, 6))
+    played(run, 1)
+    (space,) = run._kept.values()
+    assert space.counts == [8, 8, 8]
+    assert asked == [slice(4, 6), *[slice(0, 4), slice(4, 6)] * 3]
+    assert space.ahead is None
+
+
+def test_what_all_clients_share_is_not_copied() -> None:
+    run = simulation(FedKin(step_size=0.3), sizes=(6, 2, 6, 5, 6))
+    played(run, 1)
+    for space in run._kept.values():
+        assert space.received["model"].stride(0) == 0
+
+
+@pytest.mark.parametrize("clip", [None, 0.2])
+def test_threads_do_not_change_a_bit(clip: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cohorts on two threads, whoever comes first, against cohort after cohort."""
+    sizes, local = (9, 12, 5, 7, 20, 3, 8, 16, 30), replace(LOCAL, clip=clip)
+    alone = [simulation(member, local, sizes=sizes) for member in MEMBERS]
+    workers: set[threading.Thread] = set()
+    take_steps = fedkin.engine.take_steps
+
+    def watched(*args: Any) -> Any:
+        workers.add(threading.current_thread())
+        return take_steps(*args)
+
+    monkeypatch.setattr(fedkin.engine, "take_steps", watched)
+    threads, models = torch.get_num_threads(), []
+    try:
+        for count in (1, 2, 2, 2):
+            torch.set_num_threads(count)
+            workers.clear()
+            models.append(played(together(alone)).server["model"])
+            assert (threading.main_thread() in workers) == (count == 1)
+            assert torch.get_num_threads() == count
+    finally:
+        torch.set_num_threads(threads)
+    assert all(torch.equal(models[0], other) for other in models[1:])
+
+
+def test_tensors_and_arrays_times_combinations() -> None:
+    """On either side; the scalars become arrays in double precision."""
+    for scalar in (torch.tensor([[[2.0]], [[3.0]]]), torch.tensor([[[2.0]], [[3.0]]]).double().numpy()):
+        for product in (scalar * Combination({"a": 1.0, "b": 0.5}), Combination({"a": 1.0, "b": 0.5}) * scalar):
+            assert {name: own.tolist() for name, own in product.terms.items()} == {
+                "a": [[[2.0]], [[3.0]]],
+                "b": [[[1.0]], [[1.5]]],
+            }
+            assert all(own.dtype == "float64" for own in product.terms.values())
