@@ -536,10 +536,10 @@ def test_a_finished_run_is_kept_and_another_is_not_overwritten(
 
 def test_the_folder_is_read_by_report(federation: Federation, app: ClientApp, tmp_path: Path) -> None:
     """The same records as the engine's, so the same tables."""
-    from fedkin import report
+    from fedkin.runs import collect
 
     lead(Direct(app, range(5)), federation, out=tmp_path / "flower" / "fedkin")
-    (run,) = report.collect(tmp_path)
+    (run,) = collect(tmp_path)
     assert (run.algorithm, run.status, run.experiment) == ("fedkin", "finished", "flower")
     assert run.final_accuracy > 0.5
 

@@ -13,8 +13,10 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 from rich.console import Console
 
+from fedkin.curves import curves
 from fedkin.errors import BadInput
-from fedkin.report import Run, collect, curves, table, write
+from fedkin.report import table, write
+from fedkin.runs import Run, collect
 
 FEDAVG = {"name": "fedavg"}
 FEDKIN = {"name": "fedkin", "beta": 0.5}

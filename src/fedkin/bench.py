@@ -27,7 +27,7 @@ from fedkin.errors import BadInput, nearest
 from fedkin.figures import save
 from fedkin.pages import machine, with_section
 from fedkin.records import as_json, write_atomically
-from fedkin.report import Cell, Table
+from fedkin.tables import Cell, Table
 
 # Turns everyone gets, and the seconds after which a slow competitor gets no more than these.
 LEAST_TURNS, ALLOWANCE = 2, 8.0

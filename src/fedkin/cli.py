@@ -68,8 +68,9 @@ def report(
 ) -> None:
     """Compare runs: a table, and the curves of loss and accuracy."""
     from fedkin import report as reports
+    from fedkin.runs import collect
 
-    runs = reports.collect(folder)
+    runs = collect(folder)
     for name in dict.fromkeys(r.experiment for r in runs):
         console().print(reports.table([r for r in runs if r.experiment == name]).rich())
     for path in reports.write(folder, out):

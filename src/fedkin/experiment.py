@@ -63,10 +63,10 @@ class Result:
 
 def plot(results: Sequence[Result], path: Path | str | None = None) -> "Figure":
     """The curves of several results in one figure, saved if a path is given (png, pdf, svg)."""
-    from fedkin import report  # matplotlib is slow to import and not needed to train
+    from fedkin import curves, runs  # matplotlib is slow to import and not needed to train
 
-    runs = [
-        report.Run(
+    made = [
+        runs.Run(
             folder=r.folder or Path(f"{place}"),
             experiment=str(r.config.get("name", "")),
             name=r.name,
@@ -77,7 +77,7 @@ def plot(results: Sequence[Result], path: Path | str | None = None) -> "Figure":
         )
         for place, r in enumerate(results)
     ]
-    figure = report.curves(report.told_apart(runs))
+    figure = curves.curves(runs.told_apart(made))
     if path is not None:
         figure.savefig(path)
     return figure

@@ -26,8 +26,10 @@ from typing import Any, Self
 import httpx
 from rich.console import Console
 
-from fedkin import cli, flower_keys, flower_warm, progress, report
+from fedkin import cli, flower_keys, flower_warm, progress
 from fedkin.errors import BadInput
+from fedkin.report import table
+from fedkin.runs import collect
 
 Config = Mapping[str, Any]
 
@@ -312,7 +314,7 @@ def _show(given: argparse.Namespace) -> None:
                     listener.begin(name, given.rounds, 0)
                 listener.round(name, record)
             listener.end(name, json.loads((out / name / "summary.json").read_text(encoding="utf-8")), kept)
-    screen.print(report.table([run for run in report.collect(out) if run.name in names]).rich())
+    screen.print(table([run for run in collect(out) if run.name in names]).rich())
     screen.print(f"Everything is stopped. Results are in {given.out}.", soft_wrap=True)
 
 

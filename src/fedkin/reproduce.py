@@ -15,13 +15,14 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from fedkin import experiment, report
+from fedkin import experiment
 from fedkin.errors import BadInput, nearest
 from fedkin.experiment import Preparation
 from fedkin.figures import replacing, save
 from fedkin.pages import machine, with_section
 from fedkin.progress import Listener, Silent
-from fedkin.report import Run, Table
+from fedkin.runs import Run, collect
+from fedkin.tables import Table
 
 Settings = dict[str, Any]
 FOLDER = files("fedkin") / "reproductions"
@@ -81,7 +82,7 @@ class Work:
     def runs(self, part: Part) -> list[Run]:
         """What has been carried out of a part so far, in the order in which it is shown."""
         folder = self.out / part.name
-        return report.collect(folder) if any(folder.glob("*/config.json")) else []
+        return collect(folder) if any(folder.glob("*/config.json")) else []
 
 
 def names() -> list[str]:

@@ -12,9 +12,11 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from numpy.typing import NDArray
 
 from fedkin.config import Experiment, plans
+from fedkin.curves import draw, looks_of
 from fedkin.figures import INK, MUTED, WIDTH, style
-from fedkin.report import NEVER, Cell, Run, Table, draw, groups_of, looks_of
 from fedkin.reproduce import Part, Shown, Work
+from fedkin.runs import Run, groups_of
+from fedkin.tables import NEVER, Cell, Table, word
 
 Floats = NDArray[np.float64]
 PANEL = 2.55  # inches, the height of a panel
@@ -29,10 +31,6 @@ def _figure(rows: int, columns: int, height: float = PANEL, extra: float = 0.75)
     layout = ConstrainedLayoutEngine(w_pad=0.06, h_pad=0.06, wspace=0.03, hspace=0.03)
     figure = Figure(figsize=(width, height * rows + extra), layout=layout)
     return figure, figure.subplots(rows, columns, squeeze=False)
-
-
-def _word(text: str) -> Cell:
-    return Cell(text, text)
 
 
 def _legend(figure: Figure, panels: Any, most: int = 6) -> None:
@@ -141,13 +139,13 @@ def sweep(work: Work) -> Shown:
                 ratio = base / run.reached if base > 0 and run.reached > 0 else math.nan
                 rows.append(
                     (
-                        _word(part.label),
-                        _word(head),
-                        _word(run.method),
+                        word(part.label),
+                        word(head),
+                        word(run.method),
                         _value("{:.2f} %", 100 * run.final_accuracy),
                         _value("{:g}", run.reached),
                         _value("{:.1f}×", ratio),
-                        _word(run.state),
+                        word(run.state),
                     )
                 )
     heads = ("federation", letter, "algorithm", "accuracy", "rounds to threshold", "speed-up", "status")
@@ -221,9 +219,7 @@ def _distributions(work: Work, which: int, log: bool, unit: str) -> Shown:
     for (b, label), by_class in values.items():
         for a, of in by_class.items():
             quartiles = np.percentile(of, [25, 50, 75])
-            cells.append(
-                (_word(label), Cell(f"{a:g}", a), Cell(f"{b:g}", b), *(Cell(f"{q:.3g}", q) for q in quartiles))
-            )
+            cells.append((word(label), Cell(f"{a:g}", a), Cell(f"{b:g}", b), *(Cell(f"{q:.3g}", q) for q in quartiles)))
     table = Table(work.what.title, ("data", "a", "b", "lower quartile", "median", "upper quartile"), tuple(cells))
     return Shown((table,), table, {"": figure}, ("Over all seeds together.",))
 
@@ -282,7 +278,7 @@ def classes(work: Work) -> Shown:
             held, sizes = (counts > 0).sum(axis=1), counts.sum(axis=1)
             rows.append(
                 (
-                    _word(label),
+                    word(label),
                     *(Cell(f"{v:g}", float(v)) for of in (held, sizes) for v in (of.min(), np.median(of), of.max())),
                 )
             )

@@ -7,15 +7,12 @@ from typing import Any
 
 from scipy.stats import t as student
 
-from fedkin.report import NEVER, Cell, Run, Table, varying
 from fedkin.reproduce import Part, Shown, Work
+from fedkin.runs import Run, varying
+from fedkin.tables import NEVER, Cell, Table, word
 
 LOSS = {"softmax": "convex", "mlp": "nonconvex"}
 CONFIDENCE = 0.95
-
-
-def _word(text: str) -> Cell:
-    return Cell(text, text)
 
 
 def _cell(form: str, value: float | None) -> Cell:
@@ -62,14 +59,14 @@ def main_table(work: Work) -> Shown:
             for part, runs in found.items():
                 run, base = runs.get((kind, method)), runs.get((kind, "FedAvg"))
                 said = printed.get(part.name, {}).get(kind, {})
-                ours.append(_word(_result(run, base)))
-                theirs.append(_word(_said(said, method)))
+                ours.append(word(_result(run, base)))
+                theirs.append(word(_said(said, method)))
                 if run:
                     long.append(_long(part, run, base, said.get(method)))
-            head = [_word(method), _word(LOSS.get(kind, kind))]
-            rows.append((*head, _word("here"), *ours))
+            head = [word(method), word(LOSS.get(kind, kind))]
+            rows.append((*head, word("here"), *ours))
             if any(cell.text for cell in theirs):
-                rows.append((_word(""), _word(""), _word("paper"), *theirs))
+                rows.append((word(""), word(""), word("paper"), *theirs))
     columns = ("algorithm", "loss", "", *(part.label for part in work.what.parts))
     heads = (
         *("experiment", "loss", "algorithm", "status", "accuracy", "rounds", "speed-up", "seconds"),
@@ -109,10 +106,10 @@ def _long(part: Part, run: Run, base: Run | None, said: Sequence[float] | None) 
     accuracy, rounds = (said[0] / 100, float(said[1])) if said else (math.nan, math.nan)
     ratio = speed_up(base.reached, run.reached) if base else math.nan
     return (
-        _word(part.name),
-        _word(LOSS.get(_kind(run), _kind(run))),
-        _word(run.method),
-        _word(run.state),
+        word(part.name),
+        word(LOSS.get(_kind(run), _kind(run))),
+        word(run.method),
+        word(run.state),
         _cell("{:.4f}", run.final_accuracy),
         _cell("{:g}", run.reached),
         _cell("{:.2f}", ratio),
@@ -167,9 +164,9 @@ def times(work: Work) -> Shown:
         spread = stdev(seconds) if len(seconds) > 1 else None
         rows.append(
             (
-                _word(source),
-                _word(LOSS.get(kind, kind)),
-                _word(method),
+                word(source),
+                word(LOSS.get(kind, kind)),
+                word(method),
                 Cell(_duration(middle) + (f" ± {_duration(spread)}" if spread is not None else ""), middle, spread),
                 Cell(f"{said[0].replace(':', 'h')}m ± {said[1].replace(':', 'h')}m", hours[0]) if said else Cell(NEVER),
                 _cell("{:.0f}×", hours[0] / middle) if said else Cell(NEVER),
@@ -208,27 +205,27 @@ def variants(work: Work) -> Shown:
     base = said["FedAvg"]
     rows.append(
         (
-            _word("the paper prints"),
-            *(_word(f"{said[m]} ({base / said[m]:.1f}×)" if m in said else "") for m in methods),
+            word("the paper prints"),
+            *(word(f"{said[m]} ({base / said[m]:.1f}×)" if m in said else "") for m in methods),
         )
     )
     for part, runs in found.items():
         cells = []
         for method in methods:
             run = runs.get(method)
-            cells.append(_word(_rounds(run, runs.get("FedAvg"))))
+            cells.append(word(_rounds(run, runs.get("FedAvg"))))
             if run:
                 long.append(
                     (
-                        _word(part.name),
-                        _word(part.label),
-                        _word(method),
-                        _word(run.state),
+                        word(part.name),
+                        word(part.label),
+                        word(method),
+                        word(run.state),
                         _cell("{:g}", run.reached),
                         _cell("{:.4f}", run.final_accuracy),
                     )
                 )
-        rows.append((_word(part.label), *cells))
+        rows.append((word(part.label), *cells))
     note = "Rounds to the threshold, counted from 0, and FedAvg's rounds over them (speed-up)."
     return Shown(
         (Table(work.what.title, ("variant", *methods), tuple(rows)),),
@@ -270,7 +267,7 @@ def controls(work: Work) -> Shown:
         rows = []
         for name, by_seed in groups.items():
             row = (
-                _word(name),
+                word(name),
                 Cell(str(len(by_seed)), len(by_seed)),
                 _interval([run.reached for run in by_seed.values()], "{:.1f}"),
                 _interval([100 * run.final_accuracy for run in by_seed.values()], "{:.2f}"),
@@ -280,7 +277,7 @@ def controls(work: Work) -> Shown:
                 else _interval(_apart(by_seed, reference, "final_accuracy", 100), "{:+.2f}"),
             )
             rows.append(row)
-            long.append((_word(label), *row))
+            long.append((word(label), *row))
         threshold = f"{100 * runs[0].threshold:g} %"
         last = runs[0].config["rounds"]
         columns = (

@@ -43,7 +43,7 @@ from fedkin.figures import ACCENT, INK, MUTED, WIDTH, replacing, save, style
 from fedkin.graph import SimilarityGraph
 from fedkin.progress import Listener, Silent
 from fedkin.quadratic import quadratic_problem
-from fedkin.report import Cell, Table
+from fedkin.tables import Cell, Table
 
 COLUMNS = 3
 WARM = "#c1440e"
