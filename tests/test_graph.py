@@ -1,5 +1,7 @@
 """Messages and the similarity graph."""
 
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -242,3 +244,29 @@ def test_weights() -> None:
     assert graph.weights("samples", sizes).tolist() == [0.125, 0.25, 0.625]
     with pytest.raises(BadInput, match="unknown weights 'size'"):
         graph.weights("size", sizes)
+
+
+def test_an_approximate_search_finds_nearly_all_and_weighs_them_exactly() -> None:
+    rng = np.random.default_rng(0)
+    m = rng.uniform(0, 1, (600, 12))
+    m /= np.linalg.norm(m, axis=1, keepdims=True)
+    exact = SimilarityGraph.nearest(m, 8).adjacency
+    near = SimilarityGraph.nearest(m, 8, search="approximate").adjacency
+    both = exact.multiply(near > 0)
+    assert both.count_nonzero() > 0.98 * exact.count_nonzero()
+    assert abs(both - near.multiply(exact > 0)).max() == 0  # the same edges weigh the same
+    assert near.diagonal().sum() == 0
+
+
+def test_an_approximate_search_without_its_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "faiss", None)
+    with pytest.raises(BadInput, match=r"fedkin\[neighbours\]"):
+        SimilarityGraph.nearest(np.eye(5) + 0.1, 2, search="approximate")
+
+
+def test_an_approximate_search_among_few() -> None:
+    rng = np.random.default_rng(1)
+    m = rng.uniform(0, 1, (6, 3))
+    m /= np.linalg.norm(m, axis=1, keepdims=True)
+    exact, near = (SimilarityGraph.nearest(m, 2, search=s).adjacency.toarray() for s in ("exact", "approximate"))
+    np.testing.assert_array_equal(exact, near)

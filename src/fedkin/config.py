@@ -68,6 +68,7 @@ class Graph(Section):
     kind     similarity, or for comparison uniform, shuffled, global
     weights  by which the server averages: adjacency (the degrees), uniform, samples
     neighbours  so many nearest count, which makes the graph sparse (0: all)
+    search   for the nearest: exact, or approximate for very many clients
     temperature  below 1 makes strong edges count more, above 1 evens them out (1: the paper's)
     pixels   messages from the raw features or the preprocessed ones
     floor    the smallest misalignment that counts (0: identical clients are an error)
@@ -76,6 +77,7 @@ class Graph(Section):
     kind: Literal["similarity", "uniform", "shuffled", "global"] = "similarity"
     weights: Literal["adjacency", "uniform", "samples"] = "adjacency"
     neighbours: int = Field(default=0, ge=0)
+    search: Literal["exact", "approximate"] = "exact"
     temperature: float = Field(default=1.0, gt=0, allow_inf_nan=False)
     pixels: Literal["raw", "preprocessed"] = "raw"
     floor: float = Field(default=0.0, ge=0, lt=1)

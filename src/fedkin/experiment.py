@@ -361,6 +361,7 @@ class Preparation:
                 federation,
                 section.kind,
                 neighbours=section.neighbours,
+                search=section.search,
                 temperature=section.temperature,
                 pixels=section.pixels,
                 sign=config.reading.sign,

@@ -124,31 +124,30 @@ class SimilarityGraph:
         return cls(adjacency, squareform(pairs))
 
     @classmethod
-    def nearest(cls, messages: ArrayLike, neighbours: int, floor: float = 0.0) -> "SimilarityGraph":
+    def nearest(
+        cls, messages: ArrayLike, neighbours: int, floor: float = 0.0, search: str = "exact"
+    ) -> "SimilarityGraph":
         """The paper's graph with only the edges between a client and the `neighbours` most similar to it.
 
         An edge stays if either end counts the other among its nearest. The result is sparse: C·k numbers instead
-        of C². The nearest are found exactly, in blocks: candidates by single-precision products, then their
-        misalignments in double precision.
+        of C². Candidates are found in single precision, by comparing all pairs or with an approximate index; the
+        nearest among them, and their misalignments, in double precision.
         """
         m = np.asarray(messages, dtype=np.float64)
         clients = len(m)
         k = min(neighbours, clients - 1)
-        candidates = min(2 * k + 8, clients - 1)
         # Single precision is enough for distances from the mean message, not for the messages themselves: alike
         # clients differ only in their last digits.
         around = torch.as_tensor(m - m.mean(axis=0), dtype=torch.float32)
-        half_squares = (around**2).sum(dim=1) / 2
+        look = {"exact": _compared, "approximate": _indexed}[search]
+        near = look(around, min(2 * k + 8, clients - 1))
         rows, columns, values = [], [], []
         for first in range(0, clients, ROWS):
             mine = np.arange(first, min(first + ROWS, clients))
-            alike = around[mine] @ around.T - half_squares  # larger is nearer
-            alike[np.arange(len(mine)), mine] = -np.inf  # nobody is their own neighbour
-            near = torch.topk(alike, candidates, dim=1, sorted=False).indices.numpy()
-            mis = np.clip(((m[mine, None] - m[near]) ** 2).sum(axis=2) / 4, 0.0, 1.0)
+            mis = np.clip(((m[mine, None] - m[near[mine]]) ** 2).sum(axis=2) / 4, 0.0, 1.0)
             best = np.argsort(mis, axis=1, kind="stable")[:, :k]
             rows.append(np.repeat(mine, k))
-            columns.append(np.take_along_axis(near, best, axis=1).reshape(-1))
+            columns.append(np.take_along_axis(near[mine], best, axis=1).reshape(-1))
             values.append(np.take_along_axis(mis, best, axis=1).reshape(-1))
         i, n, pairs = map(np.concatenate, (rows, columns, values))
         if floor <= 0 and (same := pairs <= SAME).any():
@@ -252,6 +251,40 @@ class SimilarityGraph:
         raise BadInput(f"unknown weights '{scheme}': choose adjacency, uniform or samples")
 
 
+def _compared(around: torch.Tensor, count: int) -> NDArray[np.int64]:
+    """The rows nearest to each, (C, count), from the distances of all pairs, a block at a time."""
+    half_squares = (around**2).sum(dim=1) / 2
+    near = []
+    for first in range(0, len(around), ROWS):
+        mine = np.arange(first, min(first + ROWS, len(around)))
+        alike = around[mine] @ around.T - half_squares  # larger is nearer
+        alike[np.arange(len(mine)), mine] = -np.inf  # nobody is their own neighbour
+        near.append(torch.topk(alike, count, dim=1, sorted=False).indices.numpy())
+    return np.concatenate(near)
+
+
+def _indexed(around: torch.Tensor, count: int) -> NDArray[np.int64]:
+    """The same, approximately, from a navigable graph of rows: each look-up visits a few hundred of them."""
+    try:
+        import faiss
+    except ImportError:
+        raise BadInput(
+            "graph.search = 'approximate' needs an index: pip install 'fedkin[neighbours]', or use 'exact'"
+        ) from None
+    rows = around.numpy()
+    index = faiss.IndexHNSWFlat(rows.shape[1], 32)
+    index.hnsw.efConstruction = 80
+    index.hnsw.efSearch = max(64, 3 * count)
+    index.add(rows)
+    _, found = index.search(rows, count + 1)
+    # Nobody is their own neighbour; who was not found among their own nearest gives up the farthest.
+    own = found == np.arange(len(rows))[:, None]
+    own[~own.any(axis=1), -1] = True
+    near: NDArray[np.int64] = found[~own].reshape(len(rows), count).astype(np.int64)
+    # A look-up that ends before it has found enough leaves -1, as among very few rows: those are compared quickly.
+    return near if (near >= 0).all() else _compared(around, count)
+
+
 def similarity(misalignment: Floats, floor: float = 0.0) -> Floats:
     """−ln mis, where nothing counts as less than the floor."""
     # a misalignment of 1 gives −ln 1 = −0.0: adding zero makes it a plain zero
@@ -270,6 +303,7 @@ def build_graph(
     kind: str = "similarity",
     *,
     neighbours: int = 0,
+    search: str = "exact",
     temperature: float = 1.0,
     pixels: str = "raw",
     sign: str = "paper",
@@ -283,8 +317,9 @@ def build_graph(
     uniform     all neighbours alike
     global      no neighbours: u = w̄ for everyone
 
-    The first two can be made sparse: then only the edges to so many nearest `neighbours` stay (0: all). A
-    `temperature` below 1 sharpens them: edges are raised to the power of its inverse.
+    The first two can be made sparse: then only the edges to so many nearest `neighbours` stay (0: all), found by an
+    `exact` or an `approximate` search. A `temperature` below 1 sharpens them: edges are raised to the power of its
+    inverse.
     """
     clients = len(federation.train)
     match kind:
@@ -295,7 +330,7 @@ def build_graph(
         case "similarity" | "shuffled":
             m = messages(federation, pixels, sign)
             if neighbours:
-                graph = SimilarityGraph.nearest(m, neighbours, floor)
+                graph = SimilarityGraph.nearest(m, neighbours, floor, search)
             else:
                 graph = SimilarityGraph.from_messages(m, floor)
             graph = graph.tempered(temperature)
