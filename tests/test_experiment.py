@@ -264,3 +264,18 @@ def test_from_python(tmp_path: Path) -> None:
     assert len(figure.axes) == 2
     same = experiment.train(federation, FedAvg(step_size=0.05), local=local, rounds=6)
     assert same.test_loss.tolist() == average.test_loss.tolist()
+
+
+def test_a_folder_of_an_earlier_version_is_continued(tmp_path: Path) -> None:
+    """Settings that it does not know yet had their defaults; any other value is another run."""
+    (result,) = run(SMALL, out=tmp_path)
+    assert result.folder is not None
+    file = result.folder / "config.json"
+    config = json.loads(file.read_text())
+    del config["reading"], config["graph"]["temperature"]
+    file.write_text(json.dumps(config))
+    run(SMALL, out=tmp_path)
+    assert json.loads(file.read_text())["graph"]["temperature"] == 1
+    file.write_text(json.dumps(config))
+    with pytest.raises(BadInput, match=r"graph\.temperature was 1.0, now 0.5"):
+        run(SMALL, out=tmp_path, overrides=["graph.temperature=0.5"])

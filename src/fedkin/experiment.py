@@ -191,7 +191,8 @@ def _run(group: Sequence[Plan], out: Path, preparation: "Preparation", fresh: bo
             config = plan.config
             folder = records.RunFolder(out / config.name / plan.name)
             settings = config.model_dump(mode="json", by_alias=True)
-            held.enter_context(folder.opened(settings, fresh=fresh))
+            usual = Experiment().model_dump(mode="json", by_alias=True, exclude={"name", "algorithm"})
+            held.enter_context(folder.opened(settings, fresh=fresh, usual=usual))
             if kept := _kept(folder, config, plan.name, settings):
                 preparation.listener.end(plan.name, kept.summary, True)
                 results[plan.name] = kept

@@ -73,8 +73,14 @@ class RunFolder:
         self._lock: IO[bytes] | None = None
 
     @contextlib.contextmanager
-    def opened(self, config: Mapping[str, Any], *, fresh: bool = False) -> Iterator[None]:
-        """Hold the folder, made if need be, for a run with this configuration."""
+    def opened(
+        self, config: Mapping[str, Any], *, fresh: bool = False, usual: Mapping[str, Any] | None = None
+    ) -> Iterator[None]:
+        """Hold the folder, made if need be, for a run with this configuration.
+
+        `usual` are the settings' defaults: they stand for settings that the run in the folder does not know yet, as
+        it was made by an earlier version.
+        """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = (self.path / ".lock").open("wb")
@@ -90,7 +96,7 @@ class RunFolder:
         try:
             if fresh:
                 self._clear()
-            self._claim(config)
+            self._claim(config, usual or {})
             yield
         finally:
             if self._rounds:
@@ -103,7 +109,7 @@ class RunFolder:
             if entry.name != ".lock":
                 shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
 
-    def _claim(self, config: Mapping[str, Any]) -> None:
+    def _claim(self, config: Mapping[str, Any], usual: Mapping[str, Any]) -> None:
         """Write the configuration, or make sure that the one in the folder is the same."""
         file = self.path / "config.json"
         new = json.loads(as_json(config))
@@ -112,7 +118,7 @@ class RunFolder:
                 old = json.loads(file.read_text(encoding="utf-8"))
             except ValueError:
                 raise BadInput(f"{file} is damaged: run again with --fresh, or choose another --out") from None
-            if differing := _differences(old, new):
+            if differing := _differences(_filled(old, json.loads(as_json(usual))), new):
                 key, before, now = differing[0]
                 raise BadInput(
                     f"{self.path} holds a run with other settings ({key} was {before}, now {now}): "
@@ -203,6 +209,14 @@ class RunFolder:
         write_atomically(self.path / "summary.json", as_json(summary, indent=2).encode())
         for path in self._checkpoints():
             path.unlink(missing_ok=True)
+
+
+def _filled(old: Any, usual: Mapping[str, Any]) -> Any:
+    """Settings with defaults for those that are missing, section by section."""
+    if not isinstance(old, dict):
+        return old
+    sections = {key: _filled(old.get(key, {}), below) for key, below in usual.items() if isinstance(below, dict)}
+    return {**usual, **old, **sections}
 
 
 def _differences(old: Any, new: Any, at: str = "") -> list[tuple[str, Any, Any]]:
