@@ -93,6 +93,8 @@ def test_a_part_at_a_time(tmp_path: Path) -> None:
     assert "/" in row["digits balanced"]
     again = reproduce("published", quick=True, out=tmp_path, run=False)
     assert [cell.text for cell in again.tables[0].cells[0]] == [cell.text for cell in shown.tables[0].cells[0]]
+    with pytest.raises(BadInput, match="there are no runs of table"):
+        reproduce("table", quick=True, out=tmp_path, run=False)
     with pytest.raises(BadInput, match="has no part 'mnist'"):
         reproduce("published", quick=True, out=tmp_path, only=["mnist"])
 

@@ -167,7 +167,10 @@ def reproduce(
             experiment.run(part.settings, out=folder, data=data, listener=listener)
     elif not trains:  # there is nothing to carry out but the showing
         what = replace(what, parts=tuple(chosen))
-    shown = show(Work(what, folder, preparation, quick))
+    work = Work(what, folder, preparation, quick)
+    if trains and not any(work.runs(part) for part in what.parts):
+        raise BadInput(f"there are no runs of {name} in {folder} to show: leave out --show, or give another --out")
+    shown = show(work)
     notes = (*shown.notes, *(["A quick trial on the embedded digits: the layout counts, not the numbers."] * quick))
     shown = replace(shown, notes=notes)
     command = f"fedkin reproduce {name}" + (" --quick" if quick else "")
