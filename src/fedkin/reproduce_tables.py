@@ -72,7 +72,8 @@ def main_table(work: Work) -> Shown:
         *("experiment", "loss", "algorithm", "status", "accuracy", "rounds", "speed-up", "seconds"),
         *("paper accuracy", "paper rounds", "accuracy − paper", "rounds − paper"),
     )
-    thresholds = ", ".join(f"{100 * part.settings.get('threshold', 0.75):g} % on {part.label}" for part in found)
+    goals = {part.label.split()[0]: part.settings.get("threshold", 0.75) for part in found}
+    thresholds = ", ".join(f"{100 * threshold:g} % on {data}" for data, threshold in goals.items())
     goal = (
         f"A cell is the accuracy in percent after the last round / rounds to {thresholds}, counted from 0 (speed-up)."
     )
