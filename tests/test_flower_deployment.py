@@ -45,7 +45,10 @@ def test_five_nodes_give_the_rounds_of_the_engine(five: Loopback, tmp_path: Path
 
 
 def test_a_node_killed_in_the_middle_of_a_round_costs_that_reply(five: Loopback, tmp_path: Path) -> None:
-    """The others go on; started again it has its place back, and the result is as good."""
+    """The others go on; started again it has its place back, and no more is lost than the rounds it was away.
+
+    How many those are depends on how long it takes to start, which on a busy machine is more than one round.
+    """
     before = received(five, "node-4")
     run = five.run(APP, settings("fedkin", 5, 5, tmp_path, timeout=12.0))
     records = five.records(run, tmp_path / "fedkin", LIMIT)
@@ -58,9 +61,11 @@ def test_a_node_killed_in_the_middle_of_a_round_costs_that_reply(five: Loopback,
     assert (done[1]["replies"], done[1]["refused"]) == (4, {"4": "no reply in time"})
     assert done[-1]["replies"] == 5
     assert all(r["attempts"] == 1 for r in done)
-    accuracy = undisturbed("fedkin", 5, 5).test_accuracy[-1]
+    away = sum(r["replies"] < 5 for r in done)
+    accuracy = undisturbed("fedkin", 5, 5).test_accuracy
     noise = np.sqrt(accuracy * (1 - accuracy) / TEST_SAMPLES)  # the standard error of an accuracy on so many samples
-    assert abs(done[-1]["test_accuracy"] - accuracy) < 2 * noise
+    least, most = (accuracy - 2 * noise)[-1 - away], (accuracy + 2 * noise)[-1]
+    assert least < done[-1]["test_accuracy"] < most
 
 
 def test_a_server_app_that_is_killed_continues_with_the_same_command(five: Loopback, tmp_path: Path) -> None:
