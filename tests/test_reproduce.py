@@ -156,7 +156,7 @@ def test_intervals_by_hand() -> None:
 
 def test_distances_are_taken_seed_by_seed(out: Path) -> None:
     shown = reproduce("controls", quick=True, out=out)
-    (table, _) = shown.tables
+    table, steps = shown.tables[:2]
     by_name = {row[0].text: row for row in table.cells}
     place = out / "quick"
     apart = [
@@ -171,6 +171,17 @@ def test_distances_are_taken_seed_by_seed(out: Path) -> None:
     ]
     assert by_name["FedAvg, γ = 0.004"][5].value == pytest.approx(np.mean(apart))
     assert by_name["FedKin β=0.5"][5].text == ""
+    place = place / "cifar10-step-sizes"
+    at_half = [
+        100
+        * (
+            summary(place / f"fedkin-beta=0.5-seed={s}-step_size=0.004")["final_test_accuracy"]
+            - summary(place / f"fedavg-seed={s}-step_size=0.008")["final_test_accuracy"]
+        )
+        for s in (0, 1)
+    ]
+    assert [row[0].value for row in steps.cells] == [0.001, 0.002, 0.004, 0.008]
+    assert steps.cells[3][4].value == pytest.approx(np.mean(at_half))
 
 
 def test_the_command(out: Path) -> None:

@@ -287,6 +287,7 @@ def controls(work: Work) -> Shown:
             *("rounds − reference", "accuracy − reference, points"),
         )
         tables.append(Table(label, columns, tuple(rows)))
+        tables += _at_equal_steps(label, runs)
     heads = (
         *("federation", "method", "seeds", "rounds", "accuracy, %", "rounds − reference"),
         "accuracy − reference, points",
@@ -298,6 +299,32 @@ def controls(work: Work) -> Shown:
         "The server averages with uniform weights in all of them, so that graphs differ in u alone.",
     )
     return Shown(tuple(tables), Table("", heads, tuple(long)), notes=notes)
+
+
+def _at_equal_steps(label: str, runs: Sequence[Run]) -> list[Table]:
+    """FedKin with the similarity graph minus FedAvg, seed by seed: at the same step size, and at half of FedAvg's."""
+    found: dict[tuple[str, float], dict[int, Run]] = {}
+    for run in runs:
+        if run.config["graph"]["kind"] == "similarity" or run.algorithm == "fedavg":
+            key = (run.algorithm, float(run.config["local"]["step_size"]))
+            found.setdefault(key, {})[int(run.config["seed"])] = run
+    steps = sorted(step for algorithm, step in found if algorithm == "fedavg")
+    rows = []
+    for step in steps if len(steps) > 1 else []:
+        cells = []
+        for ours in (step, step / 2):
+            kin, average = found.get(("fedkin", ours), {}), found["fedavg", step]
+            cells += [
+                _interval(_apart(kin, average, "reached", 1), "{:+.1f}"),
+                _interval(_apart(kin, average, "final_accuracy", 100), "{:+.2f}"),
+            ]
+        rows.append((Cell(f"{step:g}", step), *cells))
+    columns = (
+        "FedAvg's γ",
+        *("FedKin at γ: rounds", "accuracy, points"),
+        *("FedKin at γ/2: rounds", "accuracy, points"),
+    )
+    return [Table(f"{label}: FedKin minus FedAvg", columns, tuple(rows))] if rows else []
 
 
 def _named(run: Run, keys: Sequence[str], step_size: float) -> str:
