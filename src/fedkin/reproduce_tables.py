@@ -255,7 +255,9 @@ def controls(work: Work) -> Shown:
     """
     places: dict[str, list[Run]] = {}
     for part in work.what.parts:
-        places.setdefault(part.label, []).extend(work.runs(part))
+        # A run on its way has no last round yet: counted in, it would pull the mean down.
+        done = [run for run in work.runs(part) if run.status != "running"]
+        places.setdefault(part.label, []).extend(done)
     tables, long = [], []
     for label, runs in places.items():
         if not runs:
