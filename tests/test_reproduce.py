@@ -15,7 +15,8 @@ from fedkin import cli, experiment
 from fedkin.config import plans
 from fedkin.errors import BadInput
 from fedkin.reproduce import Shown, load, merged, names, reproduce
-from fedkin.reproduce_tables import _interval, speed_up
+from fedkin.reproduce_tables import _interval
+from fedkin.runs import speed_up
 
 SHARED = {"table", "times", "curves", "classes"}  # show the same runs
 

@@ -14,6 +14,7 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import LogFormatterSciNotation, LogLocator, MaxNLocator, NullFormatter, NullLocator
 from numpy.typing import ArrayLike, NDArray
@@ -155,30 +156,45 @@ def _draw_sizes(axes: Axes, sizes: NDArray[np.float64]) -> None:
 
 
 def _draw_classes(figure: Figure, axes: Axes, counts: NDArray[np.float64]) -> None:
-    clients, classes = counts.shape
+    classes = counts.shape[1]
+    top = min(1.0, max(float(class_shares(counts).max()), 2 / max(classes, 2)))
+    image = draw_class_shares(axes, counts, top)
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    axes.yaxis.set_major_locator(MaxNLocator(10, integer=True))
+    axes.set_xlabel("clients by size, largest first")
+    add_share_scale(figure, image, axes, aspect=25)
+    _head(axes, "Class mix of each client", "share of the client's samples")
+
+
+def class_shares(counts: NDArray[Any]) -> NDArray[np.float64]:
+    """The share of each class in each client's samples, (C, K); zero for a client without any."""
     total = counts.sum(axis=1, keepdims=True)
-    share = np.divide(counts, total, out=np.zeros_like(counts), where=total > 0).T
+    return np.asarray(np.divide(counts, total, out=np.zeros(counts.shape), where=total > 0))
+
+
+def draw_class_shares(axes: Axes, counts: NDArray[Any], top: float = 1.0) -> AxesImage:
+    """Classes over clients, darker for a larger share; `top` is the darkest."""
+    clients, classes = counts.shape
+    axes.grid(visible=False)
+    axes.set_ylabel("class")
     # A heat map and not stacked bars: a hundred classes have no hundred colours that can be told apart.
-    top = min(1.0, max(float(share.max()), 2 / max(classes, 2)))
-    image = axes.imshow(
-        share,
+    return axes.imshow(
+        class_shares(counts).T,
         aspect="auto",
         origin="lower",
         interpolation="nearest",
         cmap="Blues",
         vmin=0,
         vmax=top,
-        extent=(0.5, clients + 0.5, -0.5, classes - 0.5),  # clients by rank from 1, as in the panel above
+        extent=(0.5, clients + 0.5, -0.5, classes - 0.5),  # clients count from 1
     )
-    axes.grid(visible=False)
-    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-    axes.yaxis.set_major_locator(MaxNLocator(10, integer=True))
-    axes.set_xlabel("clients by size, largest first")
-    axes.set_ylabel("class")
-    bar = figure.colorbar(image, ax=axes, pad=0.02, aspect=25)
+
+
+def add_share_scale(figure: Figure, image: AxesImage, axes: Any, aspect: float) -> None:
+    """What the colours of `draw_class_shares` mean, in percent."""
+    bar = figure.colorbar(image, ax=axes, pad=0.02, aspect=aspect)
     bar.outline.set_visible(False)
     bar.ax.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
-    _head(axes, "Class mix of each client", "share of the client's samples")
 
 
 def _draw_misalignment(axes: Axes, pairs: NDArray[np.float64]) -> None:

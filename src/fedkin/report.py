@@ -25,6 +25,7 @@ from fedkin.runs import (
     same,
     settings_of,
     shown_of,
+    speed_up,
     title_of,
     varying,
 )
@@ -122,7 +123,7 @@ def _speed_ups(runs: Sequence[Run]) -> dict[Path, float]:
     ratios = {}
     for run in runs:
         theirs = baseline.get(key(run, True), baseline.get(key(run, False), math.nan))
-        ratios[run.folder] = theirs / run.reached if theirs > 0 and run.reached > 0 else math.nan
+        ratios[run.folder] = speed_up(theirs, run.reached)
     return ratios
 
 

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from fedkin.config import Experiment, plans
 from fedkin.curves import draw, looks_of
-from fedkin.figures import INK, MUTED, WIDTH, style
+from fedkin.figures import INK, MUTED, WIDTH, add_share_scale, draw_class_shares, style
 from fedkin.reproduce import Part, Shown, Work
-from fedkin.runs import Run, groups_of
-from fedkin.tables import NEVER, Cell, Table, word
+from fedkin.runs import Run, groups_of, speed_up
+from fedkin.tables import Cell, Table, measured, word
 
 Floats = NDArray[np.float64]
 PANEL = 2.55  # inches, the height of a panel
@@ -136,15 +136,15 @@ def sweep(work: Work) -> Shown:
         for head, runs in titled.items():
             base = next((run.reached for run in runs if run.algorithm == "fedavg"), math.nan)
             for run in runs:
-                ratio = base / run.reached if base > 0 and run.reached > 0 else math.nan
+                ratio = speed_up(base, run.reached)
                 rows.append(
                     (
                         word(part.label),
                         word(head),
                         word(run.method),
-                        _value("{:.2f} %", 100 * run.final_accuracy),
-                        _value("{:g}", run.reached),
-                        _value("{:.1f}×", ratio),
+                        measured("{:.2f} %", 100 * run.final_accuracy),
+                        measured("{:g}", run.reached),
+                        measured("{:.1f}×", ratio),
                         word(run.state),
                     )
                 )
@@ -155,10 +155,6 @@ def sweep(work: Work) -> Shown:
 
 def _number(value: float) -> str:
     return "∞" if math.isinf(value) else f"{value:g}"
-
-
-def _value(form: str, value: float) -> Cell:
-    return Cell(form.format(value), value) if math.isfinite(value) else Cell(NEVER)
 
 
 # -- federations before training ---------------------------------------------------------------------------------------
@@ -258,23 +254,10 @@ def classes(work: Work) -> Shown:
             panel.set_visible(False)
         rows = []
         for panel, (label, config, counts) in zip(panels.flat, seen, strict=False):
-            share = (counts / counts.sum(axis=1, keepdims=True)).T
-            extent = (0.5, len(counts) + 0.5, -0.5, counts.shape[1] - 0.5)
-            image = panel.imshow(
-                share,
-                aspect="auto",
-                origin="lower",
-                interpolation="nearest",
-                cmap="Blues",
-                vmin=0,
-                vmax=1,
-                extent=extent,
-            )
+            image = draw_class_shares(panel, counts)
             split = config.partition
             panel.set_title(f"{label}: a = {split.class_imbalance:g}, b = {split.size_imbalance:g}", loc="left")
             panel.set_xlabel("client")
-            panel.set_ylabel("class")
-            panel.grid(visible=False)
             held, sizes = (counts > 0).sum(axis=1), counts.sum(axis=1)
             rows.append(
                 (
@@ -282,9 +265,7 @@ def classes(work: Work) -> Shown:
                     *(Cell(f"{v:g}", float(v)) for of in (held, sizes) for v in (of.min(), np.median(of), of.max())),
                 )
             )
-        bar = figure.colorbar(image, ax=list(panels.flat), pad=0.02, aspect=40)
-        bar.outline.set_visible(False)
-        bar.ax.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
+        add_share_scale(figure, image, list(panels.flat), aspect=40)
         figure.suptitle("Share of each class in a client's samples")
     heads = ("federation", *(f"{what} {of}" for of in ("classes", "samples") for what in ("fewest", "median", "most")))
     table = Table(work.what.title, heads, tuple(rows))

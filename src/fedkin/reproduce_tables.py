@@ -8,17 +8,11 @@ from typing import Any
 from scipy.stats import t as student
 
 from fedkin.reproduce import Part, Shown, Work
-from fedkin.runs import Run, varying
-from fedkin.tables import NEVER, Cell, Table, word
+from fedkin.runs import Run, speed_up, varying
+from fedkin.tables import NEVER, Cell, Table, measured, word
 
 LOSS = {"softmax": "convex", "mlp": "nonconvex"}
 CONFIDENCE = 0.95
-
-
-def _cell(form: str, value: float | None) -> Cell:
-    if value is None or not math.isfinite(value):
-        return Cell(NEVER)
-    return Cell(form.format(value), value)
 
 
 def _kind(run: Run) -> str:
@@ -36,11 +30,6 @@ def _methods(runs: Iterable[Run]) -> list[str]:
     words = list(dict.fromkeys(run.method for run in runs))
     rank = {"FedAvg": 0, "FedProx": 1, "FedKin": 2}
     return sorted(words, key=lambda word: rank.get(word.split()[0], 3))  # stable: within a rank as they came
-
-
-def speed_up(base: float, reached: float) -> float:
-    """FedAvg's rounds to the threshold over another's."""
-    return base / reached if base > 0 and reached > 0 else math.nan
 
 
 # -- the main table ----------------------------------------------------------------------------------------------------
@@ -111,14 +100,14 @@ def _long(part: Part, run: Run, base: Run | None, said: Sequence[float] | None) 
         word(LOSS.get(_kind(run), _kind(run))),
         word(run.method),
         word(run.state),
-        _cell("{:.4f}", run.final_accuracy),
-        _cell("{:g}", run.reached),
-        _cell("{:.2f}", ratio),
-        _cell("{:.1f}", run.seconds),
-        _cell("{:.4f}", accuracy),
-        _cell("{:g}", rounds),
-        _cell("{:.4f}", run.final_accuracy - accuracy),
-        _cell("{:g}", run.reached - rounds),
+        measured("{:.4f}", run.final_accuracy),
+        measured("{:g}", run.reached),
+        measured("{:.2f}", ratio),
+        measured("{:.1f}", run.seconds),
+        measured("{:.4f}", accuracy),
+        measured("{:g}", rounds),
+        measured("{:.4f}", run.final_accuracy - accuracy),
+        measured("{:g}", run.reached - rounds),
     )
 
 
@@ -170,7 +159,7 @@ def times(work: Work) -> Shown:
                 word(method),
                 Cell(_duration(middle) + (f" ± {_duration(spread)}" if spread is not None else ""), middle, spread),
                 Cell(f"{said[0].replace(':', 'h')}m ± {said[1].replace(':', 'h')}m", hours[0]) if said else Cell(NEVER),
-                _cell("{:.0f}×", hours[0] / middle) if said else Cell(NEVER),
+                measured("{:.0f}×", hours[0] / middle) if said else Cell(NEVER),
             )
         )
     columns = ("data", "loss", "algorithm", "here", "paper", "ratio")
@@ -222,8 +211,8 @@ def variants(work: Work) -> Shown:
                         word(part.label),
                         word(method),
                         word(run.state),
-                        _cell("{:g}", run.reached),
-                        _cell("{:.4f}", run.final_accuracy),
+                        measured("{:g}", run.reached),
+                        measured("{:.4f}", run.final_accuracy),
                     )
                 )
         rows.append((word(part.label), *cells))

@@ -429,3 +429,8 @@ def groups_of(runs: Sequence[Run]) -> list[list[Run]]:
         return group[0].folder.parent, where, order_of(group[0]), rest
 
     return sorted(groups.values(), key=order)
+
+
+def speed_up(base: float, reached: float) -> float:
+    """FedAvg's rounds to the threshold over another's."""
+    return base / reached if base > 0 and reached > 0 else math.nan

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import math
 from dataclasses import dataclass
 
 import rich.box
@@ -98,3 +99,10 @@ def escaped(text: str) -> str:
 def word(text: str) -> Cell:
     """A cell that says something, and is not a number."""
     return Cell(text, text)
+
+
+def measured(form: str, value: float | None) -> Cell:
+    """A number in a form of print, or a dash where there is none."""
+    if value is None or not math.isfinite(value):
+        return Cell(NEVER)
+    return Cell(form.format(value), value)
