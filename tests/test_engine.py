@@ -19,8 +19,8 @@ from fedkin.graph import SimilarityGraph, build_graph
 from fedkin.local import Local
 from fedkin.metrics import measure
 from fedkin.models import MLP, Model, Module, Softmax
+from fedkin.samples import samples_pay
 from fedkin.schedules import Schedule
-from fedkin.spaces import samples_pay
 
 ALGORITHMS = [FedAvg(step_size=0.3), FedProx(alpha=0.7, step_size=0.3), FedKin(beta=0.4, step_size=0.3)]
 

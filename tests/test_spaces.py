@@ -5,20 +5,21 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-import fedkin.engine
 from conftest import small_federation
 from fedkin.algorithms import Algorithm, FedAvg, FedKin, FedProx, Vector
+from fedkin.combination import Combination
 from fedkin.engine import Simulation, State
 from fedkin.graph import build_graph
 from fedkin.lanes import together
 from fedkin.local import Local
 from fedkin.models import MLP, Model, Softmax
+from fedkin.samples import Batch, Samples, batches_of, prepare
 from fedkin.schedules import Schedule
-from fedkin.spaces import Combination, Samples
 
 LOCAL = Local(epochs=4, batch_size=4, l2=0.05)
 MODELS: list[Model] = [Softmax(40, 3), MLP(40, 3, 4)]
@@ -117,12 +118,12 @@ def test_nothing_is_scored_after_the_last_step(monkeypatch: pytest.MonkeyPatch) 
     asked: list[Any] = []
     under_trail = Samples._under_trail
 
-    def counted(self: Samples, rows: Any) -> Tensor:
-        asked.append(rows)
-        return under_trail(self, rows)
+    def counted(self: Samples, batch: Batch) -> Tensor:
+        asked.append(batch.rows)
+        return under_trail(self, batch)
 
     monkeypatch.setattr(Samples, "_under_trail", counted)
-    run = simulation(FedKin(step_size=0.3), sizes=(6, 6, 6))
+    run = together([simulation(FedKin(step_size=0.3, beta=beta), sizes=(6, 6, 6)) for beta in (0.5, 0.6)])
     played(run, 1)
     (space,) = run._kept.values()
     assert space.counts == [8, 8, 8]
@@ -143,13 +144,13 @@ def test_threads_do_not_change_a_bit(clip: float | None, monkeypatch: pytest.Mon
     sizes, local = (9, 12, 5, 7, 20, 3, 8, 16, 30), replace(LOCAL, clip=clip)
     alone = [simulation(member, local, sizes=sizes) for member in MEMBERS]
     workers: set[threading.Thread] = set()
-    take_steps = fedkin.engine.take_steps
+    space = Simulation._space
 
     def watched(*args: Any) -> Any:
         workers.add(threading.current_thread())
-        return take_steps(*args)
+        return space(*args)
 
-    monkeypatch.setattr(fedkin.engine, "take_steps", watched)
+    monkeypatch.setattr(Simulation, "_space", watched)
     threads, models = torch.get_num_threads(), []
     try:
         for count in (1, 2, 2, 2):
@@ -172,3 +173,44 @@ def test_tensors_and_arrays_times_combinations() -> None:
                 "b": [[[1.0]], [[1.5]]],
             }
             assert all(own.dtype == "float64" for own in product.terms.values())
+
+
+def test_a_script_is_written_once_unless_the_algorithm_changes() -> None:
+    """In lanes too, whose hyper-parameters are put side by side in every round."""
+    constant = together([simulation(FedKin(step_size=0.3, beta=beta)) for beta in (0.5, 0.6)])
+    scheduled = together([simulation(member) for member in MEMBERS])
+    for run, same in ((constant, True), (scheduled, False)):
+        state = run.advance(run.start())
+        (first,) = run._scripts
+        run.advance(state)
+        assert (run._scripts[0] is first) == same
+        assert len(first.after) == max(space.counts[0] for space in run._kept.values()), "as far as anyone goes"
+
+
+def test_batches_that_come_again_are_the_same() -> None:
+    """Two epochs of two batches: in the first epoch the trail is shorter, then everything repeats."""
+    federation = small_federation(features=40, sizes=(6, 5))
+    ready = prepare(federation.train, np.array([0, 1]), federation.classes)
+    dealt = [Local(epochs=3, batch_size=4).batches(n, np.random.default_rng(0)) for n in (6, 5)]
+    batches = batches_of(ready, dealt)
+    assert [b.rows for b in batches] == [slice(0, 4), slice(4, 6)] * 3
+    assert [b.reach for b in batches] == [0, 4, 6, 6, 6, 6]
+    assert batches[2] is batches[4]
+    assert batches[3] is batches[5]
+    assert batches[0].weight == 1 / 4
+    assert batches[1].weight.flatten(1).tolist() == [[0.5, 0.5], [1.0, 0.0]]
+
+
+def test_a_shuffled_batch_is_not_taken_for_a_run_of_rows() -> None:
+    """[3, 1, 4] and [3, 4] begin and end alike."""
+    federation = small_federation(features=40, sizes=(6, 6))
+    ready = prepare(federation.train, np.array([0]), federation.classes)
+    dealt = [[np.array(b) for b in ([0, 2], [3, 1, 4], [3, 4], [3, 5, 4])]]
+    shuffled = batches_of(ready, dealt)
+    assert [b.rows if isinstance(b.rows, slice) else b.rows.tolist() for b in shuffled] == [
+        [0, 2],
+        [3, 1, 4],
+        slice(3, 5),
+        [3, 5, 4],
+    ]
+    assert [b.weight for b in shuffled] == [1 / 2, 1 / 3, 1 / 2, 1 / 3]

@@ -85,7 +85,7 @@ class Algorithm:
 
 def average(p: Tensor, models: Tensor) -> Tensor:
     """Σ pᵢ wᵢ over the client axis: (m,) and (…, m, P) to (…, P)."""
-    return (p @ models) if models.dim() == 2 else torch.einsum("m,...mp->...p", p, models)
+    return p @ models
 
 
 @dataclass(frozen=True, kw_only=True)

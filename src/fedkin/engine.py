@@ -23,7 +23,8 @@ from fedkin.federation import Federation
 from fedkin.graph import SimilarityGraph
 from fedkin.local import Local
 from fedkin.models import Layered, Model, seeded
-from fedkin.spaces import Fused, Plain, Samples, Space, cost, is_run, prepare, samples_pay
+from fedkin.samples import Samples, Script, cost, prepare, samples_pay
+from fedkin.spaces import Fused, Plain, Space, is_run
 
 # A cohort holds at most this many numbers (4 bytes each) that every step goes through, so that they stay in the cache:
 # a core's own for a batch of samples, its share of the common one for Gram matrices.
@@ -63,6 +64,7 @@ class Simulation:
     seed: int = 0
     stacked: bool = True
     _kept: dict[bytes, Samples] = field(default_factory=dict, repr=False, compare=False)
+    _scripts: list[Script] = field(default_factory=list, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         clients = len(self.federation.train)
@@ -95,6 +97,8 @@ class Simulation:
         got = self.sent(algorithm, state, who)
         replies: Tensors = {}
         memory = {name: value.clone() for name, value in state.memory.items()}
+        cohorts = list(self._cohorts(who, local, plain_only=bool(memory)))
+        script = self._script(algorithm, local, got, cohorts)
 
         def work(cohort: Cohort) -> None:
             """The local work of a cohort, which writes its own rows of what all send back."""
@@ -102,7 +106,12 @@ class Simulation:
             places = as_slice(cohort.places)  # of neighbours a view, not a copy
             mine = {name: at_places(value, places, len(clients)) for name, value in got.items()}
             own = {name: value[..., clients, :] for name, value in memory.items()}
-            w, own, steps = self._local_work(algorithm, local, clients, cohort.in_samples, mine, own, state.round)
+            space = self._space(local, clients, cohort.in_samples, bool(memory), state.round)
+            if isinstance(space, Samples) and script:
+                w = space.play(script, mine)
+            else:
+                w, own = take_steps(algorithm, space, mine, own, max(space.counts))
+            steps = torch.tensor(space.counts, device=self.device)
             for name, value in algorithm.reply(w, mine, own, steps).items():
                 whole = replies.setdefault(name, value.new_empty(*value.shape[:-2], len(who), value.shape[-1]))
                 whole[..., places, :] = value
@@ -110,7 +119,7 @@ class Simulation:
                 memory[name][..., clients, :] = value
 
         with seeded(torch_seed(self.seed, NOISE, state.round)):
-            self._each(work, list(self._cohorts(who, local, plain_only=bool(memory))))
+            self._each(work, cohorts)
         present = self.present_weights(state.round, who)
         p = torch.as_tensor(present / present.sum(), dtype=torch.float32, device=self.device)
         return State(algorithm.combine(state.server, replies, who, p), memory, state.round + 1)
@@ -155,7 +164,7 @@ class Simulation:
         """Group those present so that clients of like size are stacked while what they work on fits the cache."""
         sizes = self.federation.train.sizes[who]
         if not self.stacked:
-            yield from (Cohort(np.array([place]), False, float(n)) for place, n in enumerate(sizes))
+            yield from (Cohort(np.array([place]), False, local.count(n), n) for place, n in enumerate(sizes))
             return
         pays = {n: not plain_only and samples_pay(local, n, self.model, self.all_present) for n in set(sizes.tolist())}
         features = self.federation.features
@@ -164,7 +173,8 @@ class Simulation:
 
         def gathered() -> Cohort:
             most = int(sizes[group[0]])
-            return Cohort(np.array(group), pays[most], len(group) * cost(local, most, features, pays[most]))
+            work = len(group) * cost(local, most, features, pays[most])
+            return Cohort(np.array(group), pays[most], local.count(most), work)
 
         for place in np.argsort(-sizes, kind="stable").tolist():
             n = int(sizes[place])
@@ -183,24 +193,23 @@ class Simulation:
             group.append(place)
         yield gathered()
 
-    def _local_work(
-        self,
-        algorithm: Algorithm,
-        local: Local,
-        clients: NDArray[np.int64],
-        in_samples: bool,
-        got: Tensors,
-        memory: Tensors,
-        round: int,
-    ) -> tuple[Tensor, Tensors, Tensor]:
-        """All local steps of a cohort; how many each client took is returned too."""
-        space = self._space(local, clients, in_samples, bool(memory), round)
-        w, memory = take_steps(algorithm, space, got, memory, max(space.counts))
-        return w, memory, torch.tensor(space.counts, device=self.device)
+    def _script(self, algorithm: Algorithm, local: Local, got: Tensors, cohorts: list["Cohort"]) -> Script | None:
+        """The steps of those in sample space, written down as far as the one with the most takes them.
+
+        It is the same in every round, unless the algorithm is not.
+        """
+        steps = max((cohort.steps for cohort in cohorts if cohort.in_samples), default=0)
+        if not steps or local.clip is not None:
+            return None
+        if not (self._scripts and self._scripts[0].fits(algorithm, local, got.keys(), steps)):
+            script = Script(algorithm, local, self.device)
+            take_steps(algorithm, script, got, {}, steps)
+            self._scripts[:] = [script]
+        return self._scripts[0]
 
     def _space(
         self, local: Local, clients: NDArray[np.int64], in_samples: bool, remembering: bool, round: int
-    ) -> Space:
+    ) -> Plain | Samples:
         """Where a cohort works. In sample space much is the same in every round, and kept if the cohort comes again."""
         train, key = self.federation.train, clients.tobytes()
         if in_samples and (kept := self._kept.get(key)) and kept.local is local and local.order == "fixed":
@@ -246,10 +255,14 @@ def take_steps(algorithm: Algorithm, space: Space, got: Tensors, memory: Tensors
 
 @dataclass(frozen=True)
 class Cohort:
-    """Clients that are processed together: their places among those present, where they work, and how long about."""
+    """Clients that are processed together: their places among those present, where they work, and how long about.
+
+    steps  how many the one with the most samples takes
+    """
 
     places: NDArray[np.int64]
     in_samples: bool
+    steps: int
     cost: float
 
 

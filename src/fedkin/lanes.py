@@ -8,6 +8,7 @@ with more rows, which is why four lanes of softmax regression cost about 60 % of
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -31,16 +32,20 @@ class Lanes(FedKin):
 
     def at(self, round: int) -> "Lanes":
         """The hyper-parameters of a round, side by side."""
-        now = [member.at(round) for member in self.members]
-        knobs = {knob: side_by_side([getattr(m, knob) for m in now]) for knob in ("step_size", "beta")}
-        placed = replace(self, **knobs)
-        # α is a constant of the family, and a knob only here.
-        object.__setattr__(placed, "alpha", side_by_side([m.alpha for m in now]))
-        return placed
+        return _placed(self, tuple(member.at(round) for member in self.members))
 
     def start(self, model: Tensor, clients: int) -> Tensors:
         """Every lane from the same model."""
         return super().start(model.expand(len(self.members), -1).contiguous(), clients)
+
+
+@lru_cache(maxsize=1)  # the same object as long as nothing changes, so that what was made for it can be kept
+def _placed(lanes: Lanes, now: tuple[Algorithm, ...]) -> Lanes:
+    knobs = {knob: side_by_side([getattr(m, knob) for m in now]) for knob in ("step_size", "beta")}
+    placed = replace(lanes, **knobs)
+    # α is a constant of the family, and a knob only here.
+    object.__setattr__(placed, "alpha", side_by_side([m.alpha for m in now]))
+    return placed
 
 
 def side_by_side(values: Sequence[float]) -> Any:

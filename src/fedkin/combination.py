@@ -1,0 +1,117 @@
+"""Linear combinations of named vectors: what an algorithm's step comes to before a single parameter is touched."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Scalar = Any  # a float; with an entry a lane, (L, 1, 1), a tensor or inside combinations a NumPy array
+
+
+class Combination:
+    """A linear combination Σ cⱼ·bⱼ of named basis vectors: + and − of combinations, × by a scalar.
+
+    There are many more operations on its scalars than on vectors, so those with an entry a lane are arrays of NumPy,
+    whose operations take a quarter of the time; their double precision keeps 1 − γα + γα at 1.
+    """
+
+    __slots__ = ("terms",)
+    __array_ufunc__ = None  # an array times a combination: leave it to the combination
+
+    def __init__(self, terms: dict[str, Scalar]) -> None:
+        self.terms = terms
+
+    def __add__(self, other: "Combination") -> "Combination":
+        terms = dict(self.terms)
+        for name, scalar in other.terms.items():
+            terms[name] = terms[name] + scalar if name in terms else scalar
+        return Combination(terms)
+
+    def __mul__(self, scalar: Scalar) -> "Combination":
+        if is_zero(scalar):
+            return Combination({})
+        if isinstance(scalar, Tensor):
+            scalar = scalar.cpu().numpy().astype(np.float64)
+        return Combination({name: scalar * own for name, own in self.terms.items()})
+
+    __rmul__ = __mul__
+
+    def __sub__(self, other: "Combination") -> "Combination":
+        return self + -1.0 * other
+
+    @classmethod
+    def __torch_function__(cls, _: Any, __: Any, args: tuple[Any, Any], ___: Any = None) -> "Combination":
+        """A tensor times a combination. Without this PyTorch finds out by an exception, which is slow."""
+        scalar, combination = args
+        return combination * scalar  # type: ignore[no-any-return]
+
+
+def factor(scalar: Scalar, device: torch.device) -> Scalar:
+    """A combination's scalar as what a tensor (…, P) or (…, O, n) can be multiplied by."""
+    if isinstance(scalar, np.ndarray):
+        return torch.from_numpy(scalar.astype(np.float32)).to(device)
+    return scalar
+
+
+def is_zero(scalar: Scalar) -> bool:
+    """Whether a term can be left out."""
+    return isinstance(scalar, float | int) and scalar == 0
+
+
+def is_one(scalar: Scalar) -> bool:
+    """Whether a factor can be left out."""
+    return isinstance(scalar, float | int) and scalar == 1
+
+
+def combined(terms: list[tuple[Scalar, Tensor]], out: Tensor | None = None) -> Tensor:
+    """Σ scalar · tensor, with as few passes as that takes, into `out` if there is one.
+
+    Without it, a single tensor times 1 is returned as it is.
+    """
+    z: Tensor | None = None
+    own = False  # whether z may be written to
+    for scalar, part in terms:
+        if own and z is not None:
+            add(z, scalar, part)
+        elif z is None and is_one(scalar):
+            z = part
+        else:
+            by = factor(scalar, part.device)
+            if z is None:
+                z = torch.mul(part, by, out=out)
+            elif isinstance(by, Tensor):
+                z = torch.addcmul(z, part, by, out=out)
+            else:
+                z = torch.add(z, part, alpha=by, out=out)
+            own = True
+    assert z is not None, "no algorithm asks for the gradient at nothing"
+    return z if own or out is None else out.copy_(z)
+
+
+def add(out: Tensor, scalar: Scalar, part: Tensor) -> None:
+    """Add scalar · part to `out`, in one pass."""
+    by = factor(scalar, part.device)
+    if isinstance(by, Tensor):
+        out.addcmul_(part, by)
+    else:
+        out.add_(part, alpha=by)
+
+
+def alike(one: dict[str, Scalar], other: dict[str, Scalar]) -> bool:
+    """Whether two combinations are the same but for rounding, in all lanes."""
+    if one.keys() != other.keys():
+        return False
+    return all(bool(np.all(abs(one[name] - own) <= 1e-9 * abs(own))) for name, own in other.items())
+
+
+def is_moderate(scale: Scalar) -> bool:
+    """Whether a scale is safe to divide by, in all lanes."""
+    if isinstance(scale, np.ndarray):
+        return bool(scale.min() > 0.1 and scale.max() < 10)
+    return bool(0.1 < scale < 10)
+
+
+def squeezed(scalar: Scalar) -> Scalar:
+    """A scalar for arrays (c, L, O, n) as one for vectors (c, L, P)."""
+    return scalar[..., 0] if isinstance(scalar, np.ndarray | Tensor) else scalar
