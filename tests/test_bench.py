@@ -2,12 +2,10 @@
 
 import json
 import re
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -205,23 +203,15 @@ def test_the_limit_is_the_best_product(monkeypatch: pytest.MonkeyPatch) -> None:
 # -- sweeps ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_sweep_is_four_runs_that_differ_in_beta(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench_loops, "has_lanes", lambda: False)
+def test_a_sweep_is_four_lanes_that_differ_in_beta() -> None:
     runs = bench_loops.sweep(TINY, TINY.federation())
     assert isinstance(runs, bench_loops.Engine)
     for _ in range(2):
         runs.round()
-    ends = [state.server["model"] for state in runs.states]
-    assert [s.algorithm.beta for s in runs.simulations] == list(bench_loops.BETAS)
+    (simulation,), (state,) = runs.simulations, runs.states
+    assert [member.beta for member in simulation.algorithm.members] == list(bench_loops.BETAS)  # type: ignore[attr-defined]
+    ends = state.server["model"]
     assert all(not torch.equal(ends[i], ends[j]) for i in range(4) for j in range(i))
-
-
-def test_a_sweep_uses_lanes_where_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench_loops, "has_lanes", lambda: True)
-    monkeypatch.setitem(sys.modules, "fedkin.lanes", SimpleNamespace(together=lambda runs: runs[2]))
-    runs = bench_loops.sweep(TINY, TINY.federation())
-    assert isinstance(runs, bench_loops.Engine)
-    assert [s.algorithm.beta for s in runs.simulations] == [bench_loops.BETAS[2]]
 
 
 # -- growth ------------------------------------------------------------------------------------------------------------
@@ -248,13 +238,9 @@ def test_last_models_of_all_clients_are_there_from_the_start() -> None:
     assert torch.allclose(state.server["model"], simulation.start().server["model"])
 
 
-def test_sizes_without_a_graph_are_skipped_with_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench_growth, "similarity_graph", lambda messages: None)
-    skipped = bench_growth.measure(100, "global")
-    assert "skipped" in skipped.note
-    assert not skipped.rounds
+def test_the_figure_of_growth_shows_medians_and_peaks() -> None:
     measured = bench_growth.Grown(100, "global", 1, 3 << 20, 0.1, 0.2, (1.0, 4.0, 2.0))
-    drawn = bench_growth.figure([measured, replace(skipped, clients=1000)])
+    drawn = bench_growth.figure([measured])
     seconds, memory = (axes.lines[0].get_xydata().tolist() for axes in drawn.axes)  # type: ignore[union-attr]
     assert (seconds, memory) == ([[100, 2.0]], [[100, 3.0]])
 
@@ -315,15 +301,17 @@ def test_threads_are_compared_and_put_back(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_growth_has_a_line_for_each(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    rows = [bench_growth.Grown(100, "last", 1 << 20, 3 << 20, 0.1, 0.2, (1.0, 3.0, 2.0)),
-            bench_growth.Grown(10_000, "last", note="skipped")]  # fmt: skip
+    rows = [
+        bench_growth.Grown(100, "last", 1 << 20, 3 << 20, 0.1, 0.2, (1.0, 3.0, 2.0)),
+        bench_growth.Grown(10_000, "last", 2 << 20, 5 << 20, 0.3, 0.4, (3.0,)),
+    ]
     monkeypatch.setattr(bench_growth, "measured", lambda *_: iter(rows))
     (section,) = bench.run(
         ["growth"], Options(2, threads=1, quick=True), Console(quiet=True), figure=tmp_path / "deep" / "growth"
     )
     assert section.table.rows == (
-        ("100", "last", "2 (1–3)", "3", "1", "0.1", "0.2", ""),
-        ("10,000", "last", "–", "–", "–", "0", "–", "skipped"),
+        ("100", "last", "2 (1–3)", "3", "1", "0.1", "0.2"),
+        ("10,000", "last", "3 (3–3)", "5", "2", "0.3", "0.4"),
     )
     assert sorted(path.name for path in (tmp_path / "deep").iterdir()) == ["growth.pdf", "growth.png"]
 

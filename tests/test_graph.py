@@ -1,6 +1,7 @@
 """Messages and the similarity graph."""
 
 import sys
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from conftest import small_federation
 from fedkin.algorithms import FedKin
 from fedkin.engine import Simulation
 from fedkin.errors import BadInput
-from fedkin.graph import SimilarityGraph, build_graph, message, messages
+from fedkin.graph import SimilarityGraph, build_graph, message, messages, mixed
 from fedkin.models import Softmax
 
 Floats = NDArray[np.float64]
@@ -153,9 +154,8 @@ def test_graph_properties(clients: int, features: int, seed: int, spread: float)
 
 def test_mixing_rows_are_the_ones_asked_for() -> None:
     graph = SimilarityGraph.from_messages(directions(5, 3, 0))
-    rows, which = graph.mixing_rows(np.array([4, 1]), np.array([0, 2, 3]))
+    rows = graph.mixing_rows(np.array([4, 1]), np.array([0, 2, 3]))
     np.testing.assert_array_equal(rows, graph.mixing[[4, 1]][:, [0, 2, 3]])
-    assert which.tolist() == [0, 1, 2]
 
 
 # --- nearest neighbours ---
@@ -184,10 +184,21 @@ def test_nearest_is_the_full_graph_cut(k: int, spread: float) -> None:
     np.testing.assert_allclose(graph.mixing.toarray(), cut.mixing)
     np.testing.assert_allclose(graph.spectrum, cut.spectrum, atol=1e-8)
     who, owners = np.array([7, 2]), np.array([0, 1, 5, 9, 11])
-    rows, which = graph.mixing_rows(who, owners)
-    full, _ = cut.mixing_rows(who, owners)
-    np.testing.assert_allclose(rows, full[:, which])
-    assert np.delete(full, which, axis=1).sum() == 0
+    np.testing.assert_allclose(graph.mixing_rows(who, owners).toarray(), cut.mixing_rows(who, owners))
+
+
+@pytest.mark.parametrize("lanes", [(), (2,)], ids=["one run", "lanes"])
+@pytest.mark.parametrize(("who", "owners"), [([3, 7, 2], [0, 1, 5, 9, 11]), ([4], []), (range(12), range(12))])
+def test_sparse_mixing_is_a_product_with_the_dense_rows(
+    lanes: tuple[int, ...], who: Sequence[int], owners: Sequence[int]
+) -> None:
+    """Also of nobody's models, and for a client none of whose neighbours is among the owners."""
+    graph = SimilarityGraph.nearest(directions(12, 5, 2), 3)
+    rows = graph.mixing_rows(np.array(who), np.array(owners, dtype=np.int64))
+    models = torch.rand(*lanes, len(owners), 4, generator=torch.Generator().manual_seed(0))
+    sparse, dense = mixed(rows, models), mixed(rows.toarray(), models)
+    assert sparse.shape == (*lanes, len(who), 4)
+    torch.testing.assert_close(sparse, dense)
 
 
 def test_all_neighbours_are_the_full_graph() -> None:

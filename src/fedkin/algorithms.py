@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedkin.errors import BadInput, nearest
-from fedkin.graph import SimilarityGraph
+from fedkin.graph import SimilarityGraph, mixed
 from fedkin.local import Local
 from fedkin.schedules import Schedule
 
@@ -141,12 +141,10 @@ class FedKin(Algorithm):
         """w̄, and each client's own uᵢ unless the graph has no edges (then u = w̄ and need not be sent)."""
         got = super().send(server, graph, who)
         if graph.has_edges:
-            rows, which = graph.mixing_rows(who, server["owners"].numpy())
-            rest = got["model"].new_tensor(1 - rows.sum(axis=1, keepdims=True))
-            mixing = got["model"].new_tensor(rows)
-            models = server["models"] if len(which) == len(server["owners"]) else server["models"][..., which, :]
+            rows = graph.mixing_rows(who, server["owners"].numpy())
+            rest = got["model"].new_tensor(1 - rows.sum(axis=1)).unsqueeze(-1)
             # In place: temporary tensors of this size would be fetched from the system page by page, every round anew.
-            got["anchor"] = (mixing @ models).addcmul_(rest, server["model"].unsqueeze(-2))
+            got["anchor"] = mixed(rows, server["models"]).addcmul_(rest, server["model"].unsqueeze(-2))
         return got
 
     def combine(self, server: Tensors, replies: Tensors, who: Who, p: Tensor) -> Tensors:

@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from fedkin import bench_growth as growing
-from fedkin.bench_loops import BETAS, LOOPS, Competitor, engine, has_lanes, sweep
+from fedkin.bench_loops import BETAS, LOOPS, Competitor, engine, sweep
 from fedkin.bench_works import CLASSES, WORKS, Work
 from fedkin.errors import BadInput, nearest
 from fedkin.figures import save
@@ -208,11 +208,10 @@ def speed(works: Sequence[Work], options: Options, meter: "Meter") -> Section:
          "(c)", "% of (c)", "first", "differs"),
         tuple(_speed_row(record) for record in records),
     )  # fmt: skip
-    together = "executed together as lanes" if has_lanes() else "executed one after the other"
     notes = (
         "(a) `DataLoader` for every client, `optim.SGD`, deep copies of the model, averaged state dicts.",
         "(b) The same slicing tensors, with one module and one optimiser for all clients.",
-        f"Sweep: {len(BETAS)} runs of FedKin that differ in β, {together}; seconds of one of them "
+        f"Sweep: {len(BETAS)} runs of FedKin that differ in β, executed together as lanes; seconds of one of them "
         "(– where it is not measured).",
         "(c) The operations a round needs plainly, at the best rate of a large matrix product: "
         + "; ".join(
@@ -244,8 +243,8 @@ def speed_of(work: Work, options: Options, meter: "Meter") -> Record:
     rounds: dict[str, Callable[[], object]] = {"product": product.round}
     for name, competitor in competitors.items():
         rounds[name] = _noting(name, competitor, after_one)
-    if work.sweep and (runs := sweep(work, federation)) is not None:
-        rounds["sweep"] = runs.round
+    if work.sweep:
+        rounds["sweep"] = sweep(work, federation).round
     times = interleaved(rounds, options, told, lambda turn: meter.advance(turn * _seconds(work)))
 
     mine = after_one["engine"]
@@ -336,12 +335,10 @@ def threads_of(work: Work, options: Options, meter: "Meter") -> Iterator[Record]
     """One work: a run alone, and a sweep."""
     meter.tell(f"{work.name}: making up the data")
     federation = work.federation()
-    measured: dict[str, Competitor | None] = {"one run": engine(work, federation)}
+    measured = {"one run": engine(work, federation)}
     if work.sweep:
         measured[f"sweep of {len(BETAS)}"] = sweep(work, federation)
     for runs, competitor in measured.items():
-        if competitor is None:
-            continue
         rounds = {str(n): _with_threads(competitor, n) for n in (1, options.threads)}
         times = interleaved(
             rounds,
@@ -382,21 +379,19 @@ def growth(works: Sequence[Work], options: Options, meter: "Meter") -> Section:
     table = Table(
         f"Growth: M = {growing.TAKE_PART} of C clients take part, {growing.SAMPLES} samples each, "
         f"D = {growing.FEATURES}, K = {CLASSES}",
-        ("clients", "absent", "seconds a round", "peak memory, MiB", "of it before, MiB", "messages, s", "graph, s",
-         "note"),
+        ("clients", "absent", "seconds a round", "peak memory, MiB", "of it before, MiB", "messages, s", "graph, s"),
         tuple(
             (
                 Cell(f"{g.clients:,}", float(g.clients)),
                 Cell(g.absent, g.absent),
-                Cell(spread(g.rounds).text(), g.seconds) if g.rounds else Cell("–"),
-                *(Cell(f"{n / mib:.0f}", n / mib) if g.rounds else Cell("–") for n in (g.peak, g.before)),
+                Cell(spread(g.rounds).text(), g.seconds),
+                *(Cell(f"{n / mib:.0f}", n / mib) for n in (g.peak, g.before)),
                 Cell(f"{g.messages:.3g}", g.messages),
-                Cell(f"{g.graph:.3g}", g.graph) if g.rounds else Cell("–"),
-                Cell(g.note, g.note),
+                Cell(f"{g.graph:.3g}", g.graph),
             )
             for g in grown
         ),
-    )  # fmt: skip
+    )
     notes = (
         "Each line is a process of its own; its memory before there is a federation is PyTorch and the package.",
         'With `absent = "last"` the server holds a model of every client from the start: the most it ever does.',

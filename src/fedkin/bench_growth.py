@@ -52,7 +52,6 @@ class Grown:
     messages  seconds the clients took for their messages
     graph     seconds from messages to graph
     rounds    seconds of each round, after a first one
-    note      why nothing was measured, where nothing was
     """
 
     clients: int
@@ -62,7 +61,6 @@ class Grown:
     messages: float = 0.0
     graph: float = 0.0
     rounds: tuple[float, ...] = ()
-    note: str = ""
 
     @property
     def seconds(self) -> float:
@@ -94,9 +92,6 @@ def measure(clients: int, absent: str) -> Grown:
     messages_seconds = time.perf_counter() - began
     began = time.perf_counter()
     graph = similarity_graph(sent)
-    if graph is None:
-        note = "skipped: too many clients for a graph of all pairs"
-        return Grown(clients, absent, messages=messages_seconds, note=note)
     simulation = Simulation(
         federation=made,
         model=Softmax(FEATURES, CLASSES),
@@ -164,7 +159,7 @@ def figure(grown: list[Grown]) -> Figure:
         drawn = Figure(figsize=(WIDTH, 3.4), layout=ConstrainedLayoutEngine())
         left, right = drawn.subplots(1, 2)
         for absent, color in zip(ABSENT, (ACCENT, MUTED), strict=True):
-            own = [g for g in grown if g.absent == absent and g.rounds]
+            own = [g for g in grown if g.absent == absent]
             clients = [g.clients for g in own]
             label = f'absent = "{absent}"'
             left.plot(clients, [g.seconds for g in own], "o-", color=color, label=label)

@@ -4,9 +4,7 @@ All compute the same: one round of FedAvg on a work, from the same model. `LOOPS
 """
 
 import copy
-import importlib
 from collections.abc import Callable
-from importlib.util import find_spec
 from typing import Protocol
 
 import numpy as np
@@ -21,6 +19,7 @@ from fedkin.bench_works import SEED, STEP_SIZE, Work
 from fedkin.engine import Simulation
 from fedkin.federation import Federation
 from fedkin.graph import Floats, SimilarityGraph
+from fedkin.lanes import together
 
 # The runs of a sweep differ in β alone.
 BETAS = (0.2, 0.4, 0.6, 0.8)
@@ -67,33 +66,20 @@ def engine(work: Work, federation: Federation) -> Competitor:
     return Engine(work.simulation(federation))
 
 
-def sweep(work: Work, federation: Federation) -> Competitor | None:
-    """Four runs of FedKin that differ in β, over a graph with edges; None if no graph of that size can be built."""
+def sweep(work: Work, federation: Federation) -> Competitor:
+    """Four runs of FedKin that differ in β, a lane each, over a graph with edges."""
     # Kin are made up as well: who is whose neighbour does not change how long a round takes.
     random = np.random.default_rng(SEED).uniform(size=(len(federation.train), 8))
     graph = similarity_graph(random / np.linalg.norm(random, axis=1, keepdims=True))
-    if graph is None:
-        return None
     runs = [work.simulation(federation, FedKin(step_size=STEP_SIZE, beta=beta), graph) for beta in BETAS]
-    return Engine(*together(runs))
+    return Engine(together(runs))
 
 
-def together(runs: list[Simulation]) -> list[Simulation]:
-    """What carries out the runs of a sweep: one simulation with a lane for each where there are lanes, or the runs."""
-    return [importlib.import_module("fedkin.lanes").together(runs)] if has_lanes() else runs
-
-
-def has_lanes() -> bool:
-    """Whether the runs of a sweep can be executed together."""
-    return find_spec("fedkin.lanes") is not None
-
-
-def similarity_graph(messages: Floats) -> SimilarityGraph | None:
+def similarity_graph(messages: Floats) -> SimilarityGraph:
     """The graph of clients with these messages (C, D): of all pairs if they are few, else of the nearest neighbours."""
     if len(messages) <= DENSE_CLIENTS:
         return SimilarityGraph.from_messages(messages, floor=1e-12)
-    nearest: Callable[..., SimilarityGraph] | None = getattr(SimilarityGraph, "nearest", None)
-    return nearest and nearest(messages, NEIGHBOURS)
+    return SimilarityGraph.nearest(messages, NEIGHBOURS)
 
 
 # -- loops written by hand ---------------------------------------------------------------------------------------------

@@ -226,13 +226,9 @@ class SimilarityGraph:
             raise BadInput(f"the spectrum of {len(self)} clients takes too long: look at {MANY} clients at the most")
         return np.asarray(eigvalsh(self.laplacian))
 
-    def mixing_rows(self, who: NDArray[np.int64], owners: NDArray[np.int64]) -> tuple[Floats, NDArray[np.int64]]:
-        """How much clients `who` take of the models of `owners`, (len(who), j), and which j of the owners matter."""
-        rows = self.mixing[who][:, owners]
-        if isinstance(rows, csr_array):
-            which = np.unique(rows.indices).astype(np.int64)
-            return rows[:, which].toarray(), which
-        return rows, np.arange(len(owners))
+    def mixing_rows(self, who: NDArray[np.int64], owners: NDArray[np.int64]) -> Matrix:
+        """How much clients `who` take of the models of `owners`, (len(who), len(owners)); sparse as the graph is."""
+        return self.mixing[who][:, owners]
 
     def weights(self, scheme: str, sizes: NDArray[np.int64]) -> Floats:
         """The weights by which the server averages, (C,), summing to 1.
@@ -249,6 +245,23 @@ class SimilarityGraph:
             case "samples":
                 return np.asarray(sizes / sizes.sum())
         raise BadInput(f"unknown weights '{scheme}': choose adjacency, uniform or samples")
+
+
+def mixed(rows: Matrix, models: torch.Tensor) -> torch.Tensor:
+    """Σₙ rows_in·wₙ of models (…, n, P), for every row i: (…, i, P). Where rows are sparse, so is the work."""
+    if not isinstance(rows, csr_array):
+        return models.new_tensor(rows) @ models
+    out = models.new_zeros(*models.shape[:-2], rows.shape[0], models.shape[-1])
+    if rows.nnz:
+        index, first = (
+            torch.as_tensor(part, dtype=torch.int64, device=models.device) for part in (rows.indices, rows.indptr)
+        )
+        by = models.new_tensor(rows.data)
+        for lane, into in zip(models.view(-1, *models.shape[-2:]), out.view(-1, *out.shape[-2:]), strict=True):
+            into += torch.nn.functional.embedding_bag(
+                index, lane, first, mode="sum", per_sample_weights=by, include_last_offset=True
+            )
+    return out
 
 
 def _compared(around: torch.Tensor, count: int) -> NDArray[np.int64]:
