@@ -110,6 +110,20 @@ def test_a_run_on_its_way_is_shown_as_such(tmp_path: Path) -> None:
     assert rows(shown)[0]["digits balanced"] == "running, round 2 of 8"
 
 
+def test_a_damaged_run_is_done_again_when_asked_to(tmp_path: Path) -> None:
+    """The error names an option that is there."""
+    part: dict[str, Any] = {"quick": True, "out": tmp_path, "only": ["mnist-balanced-published"]}
+    first = reproduce("published", **part)
+    config = tmp_path / "quick" / "mnist-balanced-published" / "fedavg-model=softmax" / "config.json"
+    config.write_text("{")
+    with pytest.raises(BadInput, match=r"config\.json is damaged: run again with --fresh"):
+        reproduce("published", **part)
+    command = ["reproduce", "published", "--quick", "--fresh", "--out", str(tmp_path), "--only", *part["only"]]
+    assert CliRunner().invoke(cli.app, command).exit_code == 0
+    again = reproduce("published", run=False, **part)
+    assert [cell.text for cell in again.tables[0].cells[0]] == [cell.text for cell in first.tables[0].cells[0]]
+
+
 def test_all_describe_experiments_that_exist() -> None:
     for name in names():
         for part in load(name).parts:

@@ -24,6 +24,7 @@ Data = Annotated[
     typer.Option("--data", metavar="DIR", envvar="FEDKIN_DATA", help="Where NAME.npz data files lie or are put."),
 ]
 Out = Annotated[Path, typer.Option("--out", metavar="DIR", help="Where results are put.")]
+Fresh = Annotated[bool, typer.Option("--fresh", help="Do runs again that are already there.")]
 
 
 @app.command()
@@ -32,7 +33,7 @@ def run(
     settings: Set = [],  # noqa: B006 - typer copies it
     out: Out = Path("results"),
     data: Data = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Do runs again that are already there.")] = False,
+    fresh: Fresh = False,
 ) -> None:
     """Carry out an experiment. Finished runs are kept, interrupted ones continue."""
     from fedkin import experiment, progress
@@ -144,6 +145,7 @@ def reproduce(
         list[str] | None, typer.Option("--only", metavar="PART", help="Carry out this part only; repeatable.")
     ] = None,
     show: Annotated[bool, typer.Option("--show", help="Show what is there; carry out nothing.")] = False,
+    fresh: Fresh = False,
     page: Annotated[
         Path | None, typer.Option("--page", metavar="FILE", help="Rewrite its section in a Markdown page.")
     ] = None,
@@ -159,7 +161,15 @@ def reproduce(
         return
     with progress.shown(console()) as listener:
         shown = reproductions.reproduce(
-            name, out=out, data=data, quick=quick, only=only or [], run=not show, page=page, listener=listener
+            name,
+            out=out,
+            data=data,
+            quick=quick,
+            only=only or [],
+            run=not show,
+            fresh=fresh,
+            page=page,
+            listener=listener,
         )
     for table in shown.tables:
         console().print(table.rich())

@@ -143,6 +143,7 @@ def reproduce(
     quick: bool = False,
     only: Sequence[str] = (),
     run: bool = True,
+    fresh: bool = False,
     page: Path | str | None = None,
     listener: Listener | None = None,
 ) -> Shown:
@@ -150,6 +151,7 @@ def reproduce(
 
     only   parts of it to carry out, by name; what is there of the others is shown too
     run    False shows what is there and carries out nothing
+    fresh  do runs again that are already there
     page   a Markdown page whose section between `<!-- reproduce NAME -->` and `<!-- end NAME -->` is rewritten;
            its figures are put into the folder docs/results beside it
     """
@@ -164,7 +166,7 @@ def reproduce(
     chosen = [part for part in what.parts if not only or part.name in only]
     if trains and run:
         for part in chosen:
-            experiment.run(part.settings, out=folder, data=data, listener=listener)
+            experiment.run(part.settings, out=folder, data=data, listener=listener, fresh=fresh)
     elif not trains:  # there is nothing to carry out but the showing
         what = replace(what, parts=tuple(chosen))
     work = Work(what, folder, preparation, quick)
