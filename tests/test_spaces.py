@@ -18,7 +18,7 @@ from fedkin.graph import build_graph
 from fedkin.lanes import together
 from fedkin.local import Local
 from fedkin.models import MLP, Model, Softmax
-from fedkin.samples import Batch, Samples, batches_of, prepare
+from fedkin.samples import Batch, Fresh, Samples, batches_of, prepare
 from fedkin.schedules import Schedule
 
 LOCAL = Local(epochs=4, batch_size=4, l2=0.05)
@@ -92,25 +92,42 @@ def test_clipped_while_the_trail_is_scaled() -> None:
     assert_plain(simulation(FedProx(alpha=0.9, step_size=0.8), replace(LOCAL, l2=0.3, clip=0.5)))
 
 
-def scored(algorithm: Algorithm) -> set[str]:
+Left = list[dict[str, dict[str, Tensor]]]
+
+
+@pytest.fixture
+def left(monkeypatch: pytest.MonkeyPatch) -> Left:
+    """What spaces hold when their clients leave them, one after the other: scores of all samples, received vectors."""
+    held: Left = []
+    lower = Samples.lower
+
+    def noted(self: Samples, w: Combination) -> Tensor:
+        held.append({"scores": self.scores, "received": self.received})
+        return lower(self, w)
+
+    monkeypatch.setattr(Samples, "lower", noted)
+    return held
+
+
+def scored(left: Left, run: Simulation) -> set[str]:
     """Under which vectors all samples were scored in a round, at some client."""
-    run = simulation(algorithm)
+    left.clear()
     played(run, 2)
-    return {name for space in run._kept.values() for name in space.scores}
+    return {name for space in left for name in space["scores"]}
 
 
-def test_one_product_is_enough_to_enter() -> None:
-    assert scored(FedAvg(step_size=0.3)) == scored(FedProx(step_size=0.3)) == {"model"}
-    assert scored(FedKin(step_size=0.3, beta=0.6)) == {"point"}
-    assert scored(Wanderer(step_size=0.3)) == {"point", "model", "anchor"}, "a product a vector, not a mixture"
+def test_one_product_is_enough_to_enter(left: Left) -> None:
+    assert scored(left, simulation(FedAvg(step_size=0.3))) == {"model"}
+    assert scored(left, simulation(FedProx(step_size=0.3))) == {"model"}
+    assert scored(left, simulation(FedKin(step_size=0.3, beta=0.6))) == {"point"}
+    every = scored(left, simulation(Wanderer(step_size=0.3)))
+    assert every == {"point", "model", "anchor"}, "a product a vector, not a mixture"
 
 
-def test_rounding_does_not_make_another_mixture() -> None:
+def test_rounding_does_not_make_another_mixture(left: Left) -> None:
     """With α, w̄'s scalar goes through 1 − γα + γα in every step: in the lanes of a sweep it stays the same point."""
     alone = [simulation(FedProx(step_size=0.3, alpha=0.77)), simulation(FedKin(step_size=0.1, beta=0.6))]
-    run = together(alone)
-    played(run, 2)
-    assert {name for space in run._kept.values() for name in space.scores} == {"point"}
+    assert scored(left, together(alone)) == {"point"}
 
 
 def test_nothing_is_scored_after_the_last_step(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,11 +148,21 @@ def test_nothing_is_scored_after_the_last_step(monkeypatch: pytest.MonkeyPatch) 
     assert space.ahead is None
 
 
-def test_what_all_clients_share_is_not_copied() -> None:
-    run = simulation(FedKin(step_size=0.3), sizes=(6, 2, 6, 5, 6))
-    played(run, 1)
+def test_what_all_clients_share_is_not_copied(left: Left) -> None:
+    played(simulation(FedKin(step_size=0.3), sizes=(6, 2, 6, 5, 6)), 1)
+    assert left
+    assert all(space["received"]["model"].stride(0) == 0 for space in left)
+
+
+@pytest.mark.parametrize("clip", [None, 0.2])
+def test_a_kept_space_holds_no_models(clip: float | None) -> None:
+    """Between rounds a cohort keeps its samples and their Gram matrix, nothing that grows with the lanes."""
+    run = simulation(FedKin(step_size=0.3), replace(LOCAL, clip=clip))
+    played(run, 2)
     for space in run._kept.values():
-        assert space.received["model"].stride(0) == 0
+        for name, value in vars(space).items():
+            values = value.values() if isinstance(value, dict) else [value]
+            assert not any(isinstance(v, Tensor | Fresh) for v in values), name
 
 
 @pytest.mark.parametrize("clip", [None, 0.2])

@@ -428,7 +428,13 @@ class Samples(Symbolic):
             if self.has_tail:
                 add(out[..., self.layer.end :], squeezed(scale), self.tails["trail"])
         out = out.transpose(0, 1)
+        self._release()
         return out if self.stacked else out[0]
+
+    def _release(self) -> None:
+        """Let go of the round's arrays: the space is kept for the next round, and other cohorts need the memory."""
+        self.received, self.tails, self.scores, self.views, self.products = {}, {}, {}, {}, {}
+        self.trail = None
 
     # -- clipping ------------------------------------------------------------------------------------------------------
 
