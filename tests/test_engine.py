@@ -1,6 +1,7 @@
 """The engine: stacked equals one client at a time, in every space; sampling; ragged steps; reproducibility."""
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -8,10 +9,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
+from torch import Tensor, nn
 
 from conftest import small_federation
-from fedkin.algorithms import Algorithm, FedAvg, FedKin, FedProx
+from fedkin.algorithms import Algorithm, FedAvg, FedKin, FedProx, Vector
 from fedkin.engine import Simulation, State
 from fedkin.errors import BadInput
 from fedkin.federation import Federation
@@ -64,6 +65,40 @@ def test_softmax_stacked_is_one_at_a_time(algorithm: Algorithm, local: Local, fe
     assert_same(replace(run, take_part=3, _kept={}))
 
 
+@dataclass(frozen=True, kw_only=True)
+class Signs(Algorithm):
+    """Steps of one length in every coordinate: no linear combination of anything."""
+
+    def step(
+        self, w: Vector, got: dict[str, Vector], memory: dict[str, Tensor], gradient: Callable[[Vector], Vector]
+    ) -> tuple[Vector, dict[str, Tensor]]:
+        return w - self.step_size * torch.sign(gradient(w)), memory
+
+
+@dataclass(frozen=True, kw_only=True)
+class Broken(Algorithm):
+    """Asks for something that was never sent."""
+
+    def step(
+        self, w: Vector, got: dict[str, Vector], memory: dict[str, Tensor], gradient: Callable[[Vector], Vector]
+    ) -> tuple[Vector, dict[str, Tensor]]:
+        return w - self.step_size * got["momentum"], memory
+
+
+@pytest.mark.parametrize("model", [Softmax(40, 3), MLP(40, 3, 4)], ids=["softmax", "mlp"])
+def test_a_step_that_is_no_combination_is_taken_plainly(model: Model) -> None:
+    run = simulation(small_federation(features=40), model, Signs(step_size=0.01), LOCALS[0])
+    assert_same(run)
+    assert not run._kept
+    assert not torch.equal(played(run, 1).server["model"], run.start().server["model"])
+
+
+def test_a_step_that_is_wrong_says_what_is_wrong() -> None:
+    run = simulation(small_federation(features=40), Softmax(40, 3), Broken(), LOCALS[0])
+    with pytest.raises(KeyError, match="momentum"):
+        played(run)
+
+
 def test_the_spaces_are_really_used() -> None:
     """Of the cases above, the wide ones run in sample space, the narrow ones plainly."""
     for features, expected in ((5, False), (40, True)):
@@ -71,7 +106,7 @@ def test_the_spaces_are_really_used() -> None:
     assert samples_pay(LOCALS[0], 9, MLP(40, 3), kept=True)
     assert not samples_pay(LOCALS[0], 9, Module(lambda: nn.Linear(40, 3), (40,), 3), kept=True)
     run = simulation(small_federation(features=40), Softmax(40, 3), FedAvg(), LOCALS[0])
-    cohorts = list(run._cohorts(np.arange(5), run.local, plain_only=False))
+    cohorts = list(run._cohorts(np.arange(5), run.local, plainly=False))
     assert all(cohort.in_samples for cohort in cohorts)
     assert sorted(int(p) for cohort in cohorts for p in cohort.places) == [0, 1, 2, 3, 4]
 

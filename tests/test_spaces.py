@@ -241,3 +241,28 @@ def test_a_shuffled_batch_is_not_taken_for_a_run_of_rows() -> None:
         [3, 5, 4],
     ]
     assert [b.weight for b in shuffled] == [1 / 2, 1 / 3, 1 / 2, 1 / 3]
+
+
+def test_combinations_by_hand() -> None:
+    v = Combination({"a": 1.0, "b": 0.5})
+    assert (-v).terms == {"a": -1.0, "b": -0.5}
+    assert (v / 2).terms == {"a": 0.5, "b": 0.25}
+    assert (v - 2 * v).terms == {"a": -1.0, "b": -0.5}
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        torch.sign,
+        lambda v: v * v,
+        lambda v: torch.ones(2) + v,
+        lambda v: torch.maximum(v, v),
+        lambda v: torch.dot(v, v),
+        lambda v: v.norm(),
+    ],
+    ids=["sign", "square", "sum with a tensor", "maximum", "dot", "norm"],
+)
+def test_what_is_no_combination_is_refused(operation: Callable[[Any], Any]) -> None:
+    """Not taken for a product."""
+    with pytest.raises((TypeError, AttributeError)):
+        operation(Combination({"a": 1.0}))

@@ -29,6 +29,8 @@ class Combination:
         return Combination(terms)
 
     def __mul__(self, scalar: Scalar) -> "Combination":
+        if isinstance(scalar, Combination):
+            raise TypeError("a combination can be multiplied by a scalar only")
         if is_zero(scalar):
             return Combination({})
         if isinstance(scalar, Tensor):
@@ -40,11 +42,20 @@ class Combination:
     def __sub__(self, other: "Combination") -> "Combination":
         return self + -1.0 * other
 
+    def __neg__(self) -> "Combination":
+        return -1.0 * self
+
+    def __truediv__(self, scalar: Scalar) -> "Combination":
+        return self.__mul__(1 / scalar)
+
     @classmethod
-    def __torch_function__(cls, _: Any, __: Any, args: tuple[Any, Any], ___: Any = None) -> "Combination":
+    def __torch_function__(cls, function: Any, _: Any, args: tuple[Any, ...] = (), __: Any = None) -> "Combination":
         """A tensor times a combination. Without this PyTorch finds out by an exception, which is slow."""
-        scalar, combination = args
-        return combination * scalar  # type: ignore[no-any-return]
+        if getattr(function, "__name__", "") not in ("mul", "__mul__", "__rmul__") or len(args) != 2:
+            raise TypeError(f"{function} of a combination is none")
+        combination: Combination
+        combination, scalar = args if isinstance(args[0], Combination) else reversed(args)
+        return combination.__mul__(scalar)
 
 
 def factor(scalar: Scalar, device: torch.device) -> Scalar:

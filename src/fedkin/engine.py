@@ -65,6 +65,7 @@ class Simulation:
     stacked: bool = True
     _kept: dict[bytes, Samples] = field(default_factory=dict, repr=False, compare=False)
     _scripts: list[Script] = field(default_factory=list, repr=False, compare=False)
+    _tried: dict[type[Algorithm], bool] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         clients = len(self.federation.train)
@@ -97,7 +98,8 @@ class Simulation:
         got = self.sent(algorithm, state, who)
         replies: Tensors = {}
         memory = {name: value.clone() for name, value in state.memory.items()}
-        cohorts = list(self._cohorts(who, local, plain_only=bool(memory)))
+        plainly = bool(memory) or not self._combines(algorithm, got)
+        cohorts = list(self._cohorts(who, local, plainly))
         script = self._script(algorithm, local, got, cohorts)
 
         def work(cohort: Cohort) -> None:
@@ -106,7 +108,7 @@ class Simulation:
             places = as_slice(cohort.places)  # of neighbours a view, not a copy
             mine = {name: at_places(value, places, len(clients)) for name, value in got.items()}
             own = {name: value[..., clients, :] for name, value in memory.items()}
-            space = self._space(local, clients, cohort.in_samples, bool(memory), state.round)
+            space = self._space(local, clients, cohort.in_samples, plainly, state.round)
             if isinstance(space, Samples) and script:
                 w = space.play(script, mine)
             else:
@@ -160,13 +162,13 @@ class Simulation:
         finally:
             torch.set_num_threads(threads)
 
-    def _cohorts(self, who: NDArray[np.int64], local: Local, plain_only: bool) -> Iterator["Cohort"]:
+    def _cohorts(self, who: NDArray[np.int64], local: Local, plainly: bool) -> Iterator["Cohort"]:
         """Group those present so that clients of like size are stacked while what they work on fits the cache."""
         sizes = self.federation.train.sizes[who]
         if not self.stacked:
             yield from (Cohort(np.array([place]), False, local.count(n), n) for place, n in enumerate(sizes))
             return
-        pays = {n: not plain_only and samples_pay(local, n, self.model, self.all_present) for n in set(sizes.tolist())}
+        pays = {n: not plainly and samples_pay(local, n, self.model, self.all_present) for n in set(sizes.tolist())}
         features = self.federation.features
         outputs = self.model.first.outputs if isinstance(self.model, Layered) else 0
         group: list[int] = []
@@ -193,6 +195,20 @@ class Simulation:
             group.append(place)
         yield gathered()
 
+    def _combines(self, algorithm: Algorithm, got: Tensors) -> bool:
+        """Whether a step takes no more than + and − of vectors and × by scalars; tried out once, on names alone.
+
+        A step that is simply wrong fails here too; taken plainly, its error says what is wrong with it.
+        """
+        kind = type(algorithm)
+        if kind not in self._tried:
+            try:
+                take_steps(algorithm, Script(algorithm, Local(), self.device), got, {}, 1)
+                self._tried[kind] = True
+            except Exception:
+                self._tried[kind] = False
+        return self._tried[kind]
+
     def _script(self, algorithm: Algorithm, local: Local, got: Tensors, cohorts: list["Cohort"]) -> Script | None:
         """The steps of those in sample space, written down as far as the one with the most takes them.
 
@@ -208,7 +224,7 @@ class Simulation:
         return self._scripts[0]
 
     def _space(
-        self, local: Local, clients: NDArray[np.int64], in_samples: bool, remembering: bool, round: int
+        self, local: Local, clients: NDArray[np.int64], in_samples: bool, plainly: bool, round: int
     ) -> Plain | Samples:
         """Where a cohort works. In sample space much is the same in every round, and kept if the cohort comes again."""
         train, key = self.federation.train, clients.tobytes()
@@ -216,14 +232,14 @@ class Simulation:
             return kept
         dealt = [deal(local, int(train.sizes[i]), self.seed, round, int(i)) for i in clients]
         if not in_samples:
-            plainly = Plain if remembering or not self.stacked else Fused
-            return plainly(self.model, local, train, clients, dealt)
+            space = Plain if plainly or not self.stacked else Fused
+            return space(self.model, local, train, clients, dealt)
         assert isinstance(self.model, Layered)
         ready = kept.ready if kept else prepare(train, clients, self.federation.classes)
-        space = Samples(self.model, local, ready, dealt)
+        made = Samples(self.model, local, ready, dealt)
         if self.all_present:
-            self._kept[key] = space
-        return space
+            self._kept[key] = made
+        return made
 
 
 def as_slice(places: NDArray[np.int64]) -> Any:
