@@ -4,6 +4,7 @@ import csv
 import json
 import math
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,10 @@ from typer.testing import CliRunner
 from fedkin import cli, experiment
 from fedkin.config import plans
 from fedkin.errors import BadInput
-from fedkin.reproduce import Shown, load, merged, names, reproduce
+from fedkin.experiment import Preparation
+from fedkin.progress import Silent
+from fedkin.reproduce import Shown, Work, load, merged, names, reproduce
+from fedkin.reproduce_figures import _graphs
 from fedkin.reproduce_tables import _interval
 from fedkin.runs import speed_up
 
@@ -122,6 +126,21 @@ def test_a_damaged_run_is_done_again_when_asked_to(tmp_path: Path) -> None:
     assert CliRunner().invoke(cli.app, command).exit_code == 0
     again = reproduce("published", run=False, **part)
     assert [cell.text for cell in again.tables[0].cells[0]] == [cell.text for cell in first.tables[0].cells[0]]
+
+
+@pytest.mark.parametrize("damage", [b"", b"half a file"])
+def test_kept_distributions_are_those_of_the_settings(tmp_path: Path, damage: bytes) -> None:
+    """What was computed with other settings, or is damaged, is computed again."""
+    what = load("misalignment", quick=True)
+    part = replace(what.parts[0], settings=merged(what.parts[0].settings, {"seed": 0}))
+    other = replace(part, settings=merged(part.settings, {"partition": {"scheme": "paper"}}))
+    work = Work(what, tmp_path, Preparation(None, Silent()), quick=True)
+    first = _graphs(work, part)
+    assert [pairs.tolist() for _, pairs, _ in _graphs(work, part)] == [pairs.tolist() for _, pairs, _ in first]
+    assert _graphs(work, other)[0][1].tolist() != first[0][1].tolist()
+    file = next((tmp_path / part.name).glob("*.npz"))
+    file.write_bytes(damage)
+    assert [pairs.tolist() for _, pairs, _ in _graphs(work, part)] == [pairs.tolist() for _, pairs, _ in first]
 
 
 def test_all_describe_experiments_that_exist() -> None:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 
 from fedkin.config import Experiment, plans
 from fedkin.curves import draw, looks_of
-from fedkin.figures import INK, MUTED, WIDTH, add_share_scale, draw_class_shares, style
+from fedkin.figures import INK, MUTED, WIDTH, add_share_scale, draw_class_shares, replacing, style
 from fedkin.reproduce import Part, Shown, Work
 from fedkin.runs import Run, groups_of, speed_up
 from fedkin.tables import Cell, Table, measured, word
@@ -165,17 +166,24 @@ def _graphs(work: Work, part: Part) -> list[tuple[Experiment, Floats, Floats]]:
     found = []
     for plan in plans(part.settings):
         file = work.out / part.name / f"{plan.name}.npz"
-        if not file.exists():
+        kept = _kept(file, plan.config)
+        if kept is None:
             graph = work.preparation.graph(plan.config)
             assert graph.misalignment is not None
-            file.parent.mkdir(parents=True, exist_ok=True)
-            pairs = graph.misalignment[np.triu_indices(len(graph), 1)]
-            draft = file.with_suffix(".part.npz")
-            np.savez(draft, pairs=pairs, spectrum=graph.spectrum)
-            draft.replace(file)
-        with np.load(file) as kept:
-            found.append((plan.config, kept["pairs"], kept["spectrum"]))
+            kept = graph.misalignment[np.triu_indices(len(graph), 1)], graph.spectrum
+            with replacing(file) as draft, draft.open("wb") as out:
+                np.savez(out, pairs=kept[0], spectrum=kept[1], settings=repr(plan.config))
+        found.append((plan.config, *kept))
     return found
+
+
+def _kept(file: Path, config: Experiment) -> tuple[Floats, Floats] | None:
+    """What was computed before, if it was with the same settings."""
+    try:
+        with np.load(file) as kept:
+            return (kept["pairs"], kept["spectrum"]) if str(kept["settings"]) == repr(config) else None
+    except (OSError, EOFError, ValueError, KeyError, BadZipFile):  # not there, damaged, or of an earlier version
+        return None
 
 
 def misalignment(work: Work) -> Shown:
