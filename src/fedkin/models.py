@@ -87,7 +87,13 @@ class Layer:
 
     def forward(self, w: Tensor, x: Tensor) -> Tensor:
         """W xᵀ + b of samples as rows x (…, B, inputs): (…, outputs, B)."""
-        return (self.weight(w) @ x.mT).add_(self.bias(w))
+        weight = self.weight(w)
+        if x.dim() == 2 and weight.dim() > 2:
+            # The same samples under several models, as those of lanes: one product with all their rows is faster.
+            z = (weight.reshape(-1, self.inputs) @ x.mT).view(*weight.shape[:-1], len(x))
+        else:
+            z = weight @ x.mT
+        return z.add_(self.bias(w))
 
     def backward(self, x: Tensor, r: Tensor, into: Tensor) -> None:
         """Write the gradient for r = ∂loss/∂z (…, outputs, B) into its place: ∂W = r x, ∂b = Σ r."""
