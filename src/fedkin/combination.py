@@ -51,7 +51,7 @@ class Combination:
     @classmethod
     def __torch_function__(cls, function: Any, _: Any, args: tuple[Any, ...] = (), __: Any = None) -> "Combination":
         """A tensor times a combination. Without this PyTorch finds out by an exception, which is slow."""
-        if getattr(function, "__name__", "") not in ("mul", "__mul__", "__rmul__") or len(args) != 2:
+        if getattr(function, "__name__", "") not in ("mul", "__mul__", "__rmul__", "multiply") or len(args) != 2:
             raise TypeError(f"{function} of a combination is none")
         combination: Combination
         combination, scalar = args if isinstance(args[0], Combination) else reversed(args)
