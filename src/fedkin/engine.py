@@ -10,6 +10,7 @@ Clients are processed in cohorts that fit the cache: one large client at a time,
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -22,14 +23,17 @@ from fedkin.errors import BadInput
 from fedkin.federation import Federation
 from fedkin.graph import SimilarityGraph
 from fedkin.local import Local
-from fedkin.models import Layered, Model, seeded
-from fedkin.samples import Samples, Script, cost, prepare, samples_pay
+from fedkin.models import Layered, Model, Softmax, seeded
+from fedkin.samples import FEW, Samples, Script, cost, prepare, samples_pay
 from fedkin.spaces import Fused, Plain, Space, is_run
 
 # A cohort holds at most this many numbers (4 bytes each) that every step goes through, so that they stay in the cache:
 # a core's own for a batch of samples, its share of the common one for Gram matrices.
 BATCH_NUMBERS = 1 << 18
 GRAM_NUMBERS = 2 << 20
+
+# Rounds of fewer multiplications than this in sample space are over before compiled products are loaded.
+MUCH = 1e9
 
 # Purposes of random numbers: every draw is keyed by (seed, purpose, …), so that no draw depends on how many came
 # before it. That is what makes a resumed run equal an uninterrupted one.
@@ -101,6 +105,7 @@ class Simulation:
         plainly = bool(memory) or not self._combines(algorithm, got)
         cohorts = list(self._cohorts(who, local, plainly))
         script = self._script(algorithm, local, got, cohorts)
+        in_samples = self._samples(local, script, cohorts)
 
         def work(cohort: Cohort) -> None:
             """The local work of a cohort, which writes its own rows of what all send back."""
@@ -108,7 +113,7 @@ class Simulation:
             places = as_slice(cohort.places)  # of neighbours a view, not a copy
             mine = {name: at_places(value, places, len(clients)) for name, value in got.items()}
             own = {name: value[..., clients, :] for name, value in memory.items()}
-            space = self._space(local, clients, cohort.in_samples, plainly, state.round)
+            space = self._space(local, clients, in_samples if cohort.in_samples else None, plainly, state.round)
             if isinstance(space, Samples) and script:
                 w = space.play(script, mine)
             else:
@@ -223,23 +228,42 @@ class Simulation:
             self._scripts[:] = [script]
         return self._scripts[0]
 
+    def _samples(self, local: Local, script: Script | None, cohorts: list["Cohort"]) -> type[Samples]:
+        """Sample space; with compiled products where they can be had, do what is asked, and are worth loading."""
+        asked = script and script.gradients == 1 and self.all_present and local is self.local and local.order == "fixed"
+        if not asked or self.device.type != "cpu":
+            return Samples
+        work = sum(cohort.cost for cohort in cohorts if cohort.in_samples)
+        return compiled_samples() if isinstance(self.model, Softmax) and work * self.model.classes > MUCH else Samples
+
     def _space(
-        self, local: Local, clients: NDArray[np.int64], in_samples: bool, plainly: bool, round: int
+        self, local: Local, clients: NDArray[np.int64], in_samples: type[Samples] | None, plainly: bool, round: int
     ) -> Plain | Samples:
         """Where a cohort works. In sample space much is the same in every round, and kept if the cohort comes again."""
         train, key = self.federation.train, clients.tobytes()
-        if in_samples and (kept := self._kept.get(key)) and kept.local is local and local.order == "fixed":
+        kept = self._kept.get(key)
+        if kept and type(kept) in (in_samples, Samples) and kept.local is local and local.order == "fixed":
             return kept
         dealt = [deal(local, int(train.sizes[i]), self.seed, round, int(i)) for i in clients]
-        if not in_samples:
+        if in_samples is None:
             space = Plain if plainly or not self.stacked else Fused
             return space(self.model, local, train, clients, dealt)
         assert isinstance(self.model, Layered)
-        ready = kept.ready if kept else prepare(train, clients, self.federation.classes)
-        made = Samples(self.model, local, ready, dealt)
+        ready = kept.ready if type(kept) is Samples else prepare(train, clients, self.federation.classes)
+        made = (in_samples if ready.x.shape[1] >= FEW else Samples)(self.model, local, ready, dealt)
         if self.all_present:
             self._kept[key] = made
         return made
+
+
+@cache
+def compiled_samples() -> type[Samples]:
+    """Sample space with compiled products if Numba is there, else without."""
+    try:
+        from fedkin.compiled import Compiled
+    except ImportError:
+        return Samples
+    return Compiled
 
 
 def as_slice(places: NDArray[np.int64]) -> Any:

@@ -193,6 +193,11 @@ class Script(Symbolic):
         same = self.algorithm is algorithm and self.local is local
         return same and self.names == set(names) and len(self.after) >= steps
 
+    @property
+    def gradients(self) -> int:
+        """How many a step takes, at the most."""
+        return max([method for method, _ in calls].count(Samples._evaluate) for calls in self.calls)
+
     def _evaluate(self, k: int, name: str, at: list[Part]) -> None:
         self.calls[-1].append((Samples._evaluate, (k, name, at)))
 
@@ -329,9 +334,12 @@ class Samples(Symbolic):
                 z = (weight[0] @ x.flatten(0, 1).mT).view(-1, *x.shape[:2]).transpose(0, 1)
                 self.scores[name] = torch.addcmul(z, bias, ones).view(self.shape)
             else:
-                weight = weight.expand(len(x), -1, -1)
-                self.scores[name] = torch.baddbmm(bias * ones, weight, x.mT).view(self.shape)
+                self.scores[name] = self._enter(weight.expand(len(x), -1, -1), bias).view(self.shape)
         return self.scores[name]
+
+    def _enter(self, weight: Tensor, bias: Tensor) -> Tensor:
+        """The scores of all samples under weights (c, L·O, D) and biases (c, L·O, 1)."""
+        return torch.baddbmm(bias * self.ready.ones, weight, self.ready.x.mT)
 
     def _on(self, batch: Batch, name: str) -> Tensor:
         """A batch's part of the scores under a lasting vector, or of the trail itself, (c, L, O, B)."""
@@ -422,14 +430,18 @@ class Samples(Symbolic):
         out = torch.empty_like(self.received["model"], memory_format=torch.contiguous_format)
         combined([(squeezed(scalar), self.received[name]) for name, scalar in terms.items()], out)
         if self.trail is not None:
-            weight = torch.bmm(self.trail.flatten(1, 2), self.ready.x)
-            add(self.layer.weight(out), scale, weight.view(*self.shape[:3], -1))
+            self._leave(self.layer.weight(out), scale)
             add(self.layer.bias(out), scale, self.trail @ self.ready.ones[:, None].mT)
             if self.has_tail:
                 add(out[..., self.layer.end :], squeezed(scale), self.tails["trail"])
         out = out.transpose(0, 1)
         self._release()
         return out if self.stacked else out[0]
+
+    def _leave(self, out: Tensor, scale: Scalar) -> None:
+        """Add s·A x to weights (c, L, O, D)."""
+        assert self.trail is not None
+        add(out, scale, torch.bmm(self.trail.flatten(1, 2), self.ready.x).view(out.shape))
 
     def _release(self) -> None:
         """Let go of the round's arrays: the space is kept for the next round, and other cohorts need the memory."""

@@ -1,0 +1,95 @@
+"""Sample space of softmax regression with compiled steps (`fedkin.kernels`), which takes Numba (`fedkin[fast]`)."""
+
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedkin import kernels
+from fedkin.combination import Scalar
+from fedkin.local import Local
+from fedkin.models import Layered
+from fedkin.samples import Prepared, Samples, Script
+from fedkin.spaces import Dealt
+
+
+class Compiled(Samples):
+    """As `Samples`, for batches of a fixed order and without clipping; all steps of a script are one call.
+
+    The Gram matrix is kept in panels alone, the columns of a batch side by side.
+    """
+
+    def __init__(self, model: Layered, local: Local, ready: Prepared, dealt: Dealt) -> None:
+        super().__init__(model, local, ready, dealt)
+        clients, samples = ready.x.shape[:2]
+        self.onehot = ready.x.new_zeros(clients, model.first.outputs, samples + kernels.WIDTH)
+        self.onehot[..., :samples] = ready.onehot[:, 0]
+        self.weight = ready.x.new_zeros(clients, samples + kernels.WIDTH)
+        made: dict[int, Tensor] = {}  # panels by the first sample of their batch
+        steps = []
+        for batch in self.batches:
+            rows = batch.rows
+            if rows.start not in made:
+                made[rows.start] = kernels.panels(ready.gram[..., rows])
+                self.weight[:, rows] = batch.weight if isinstance(batch.weight, float) else batch.weight[:, 0, 0]
+            first = sum(panels.shape[1] for start, panels in made.items() if start < rows.start)
+            steps.append((rows.start, rows.stop, batch.reach, first))
+        self.panels, self.steps = torch.cat(list(made.values()), dim=1), torch.tensor(steps)
+        self.ready, self.batches = replace(ready, gram=ready.gram.new_empty(0)), []
+
+    def play(self, script: Script, got: dict[str, Tensor]) -> Tensor:
+        """The steps of a script, from what the clients received to parameters."""
+        self.lift(got)
+        self.point, steps = script.point, max(self.counts)
+        clients, lanes, outputs, samples = self.shape
+        names, scalars = scalars_of(script, lanes)
+        known = self.ready.x.new_empty(len(names), clients, lanes * outputs, samples + kernels.WIDTH)
+        self.rooms = iter(known)
+        for name in names:
+            self._scores_of(name)
+        self.trail, self.tails["trail"] = self.ready.x.new_zeros(self.shape), self.tails["model"]
+        kernels.softmax_steps(
+            kernels.Scalars(*(t[:steps] for t in scalars)),
+            *(known, self.steps[:steps], self.panels, self.onehot, self.weight, self.trail.flatten(1, 2)),
+        )
+        return self.lower(script.after[steps - 1])
+
+    def _enter(self, weight: Tensor, bias: Tensor) -> Tensor:
+        z = next(self.rooms)[..., : self.ready.x.shape[1]]
+        kernels.scores(weight, self.ready.x, z)
+        return z.addcmul_(bias, self.ready.ones)
+
+    def _leave(self, out: Tensor, scale: Scalar) -> None:
+        assert self.trail is not None
+        _, lanes, outputs, _ = self.shape
+        by_row = per_lane(scale, lanes)[:, None].expand(lanes, outputs).flatten().contiguous()
+        kernels.add_sums(self.trail.flatten(1, 2), by_row, self.ready.x, out)
+
+
+def per_lane(scalar: Scalar, lanes: int) -> Tensor:
+    """A scalar as one of every lane, (L,)."""
+    return torch.as_tensor(scalar, dtype=torch.float32).reshape(-1).expand(lanes)
+
+
+@lru_cache(maxsize=2)
+def scalars_of(script: Script, lanes: int) -> tuple[tuple[str, ...], kernels.Scalars]:
+    """A script whose steps take one gradient each, as arrays; and the received vectors that it asks for scores of."""
+    steps = [dict(calls) for calls in script.calls if calls]
+    points = [{part.name: part.scalar for part in step[Samples._evaluate][2]} for step in steps]
+    names = tuple(dict.fromkeys(name for at in points for name in at if name != "trail"))
+
+    def table(rows: list[Scalar]) -> Tensor:
+        return torch.stack([per_lane(scalar, lanes) for scalar in rows])
+
+    def second(step: Any, what: Any) -> Scalar:
+        parts = step[what][0] if what in step else []
+        return parts[0].scalar if parts else (1.0 if what is Samples._scale else 0.0)
+
+    return names, kernels.Scalars(
+        torch.stack([table([at.get(name, 0.0) for name in names]) for at in points]),
+        table([at.get("trail", 0.0) for at in points]),
+        table([second(step, Samples._scale) for step in steps]),
+        table([second(step, Samples._join) for step in steps]),
+    )
