@@ -20,7 +20,7 @@ from fedkin.graph import SimilarityGraph, build_graph
 from fedkin.local import Local
 from fedkin.metrics import measure
 from fedkin.models import MLP, Model, Module, Softmax
-from fedkin.samples import samples_pay
+from fedkin.samples import Samples, samples_pay
 from fedkin.schedules import Schedule
 
 ALGORITHMS = [FedAvg(step_size=0.3), FedProx(alpha=0.7, step_size=0.3), FedKin(beta=0.4, step_size=0.3)]
@@ -106,8 +106,8 @@ def test_the_spaces_are_really_used() -> None:
     assert samples_pay(LOCALS[0], 9, MLP(40, 3), kept=True)
     assert not samples_pay(LOCALS[0], 9, Module(lambda: nn.Linear(40, 3), (40,), 3), kept=True)
     run = simulation(small_federation(features=40), Softmax(40, 3), FedAvg(), LOCALS[0])
-    cohorts = list(run._cohorts(np.arange(5), run.local, plainly=False))
-    assert all(cohort.in_samples for cohort in cohorts)
+    cohorts = list(run._cohorts(np.arange(5), run.local, Samples))
+    assert all(cohort.space is Samples for cohort in cohorts)
     assert sorted(int(p) for cohort in cohorts for p in cohort.places) == [0, 1, 2, 3, 4]
 
 

@@ -142,9 +142,11 @@ class FedKin(Algorithm):
         got = super().send(server, graph, who)
         if graph.has_edges:
             rows = graph.mixing_rows(who, server["owners"].numpy())
-            rest = got["model"].new_tensor(1 - rows.sum(axis=1)).unsqueeze(-1)
-            # In place: temporary tensors of this size would be fetched from the system page by page, every round anew.
-            got["anchor"] = mixed(rows, server["models"]).addcmul_(rest, server["model"].unsqueeze(-2))
+            anchor, rest = mixed(rows, server["models"]), 1 - rows.sum(axis=1)
+            if abs(rest).max() > 1e-12:  # somebody's neighbour is absent
+                # In place: temporary tensors of this size would be fetched from the system page by page.
+                anchor.addcmul_(anchor.new_tensor(rest).unsqueeze(-1), server["model"].unsqueeze(-2))
+            got["anchor"] = anchor
         return got
 
     def combine(self, server: Tensors, replies: Tensors, who: Who, p: Tensor) -> Tensors:

@@ -39,7 +39,7 @@ class Compiled(Samples):
         self.panels, self.steps = torch.cat(list(made.values()), dim=1), torch.tensor(steps)
         self.ready, self.batches = replace(ready, gram=ready.gram.new_empty(0)), []
 
-    def play(self, script: Script, got: dict[str, Tensor]) -> Tensor:
+    def play(self, script: Script, got: dict[str, Tensor], into: Tensor | None) -> Tensor:
         """The steps of a script, from what the clients received to parameters."""
         self.lift(got)
         self.point, steps = script.point, max(self.counts)
@@ -54,7 +54,7 @@ class Compiled(Samples):
             kernels.Scalars(*(t[:steps] for t in scalars)),
             *(known, self.steps[:steps], self.panels, self.onehot, self.weight, self.trail.flatten(1, 2)),
         )
-        return self.lower(script.after[steps - 1])
+        return self.lower(script.after[steps - 1], into)
 
     def _enter(self, weight: Tensor, bias: Tensor) -> Tensor:
         z = next(self.rooms)[..., : self.ready.x.shape[1]]

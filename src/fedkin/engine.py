@@ -69,7 +69,7 @@ class Simulation:
     stacked: bool = True
     _kept: dict[bytes, Samples] = field(default_factory=dict, repr=False, compare=False)
     _scripts: list[Script] = field(default_factory=list, repr=False, compare=False)
-    _tried: dict[type[Algorithm], bool] = field(default_factory=dict, repr=False, compare=False)
+    _tried: dict[type[Algorithm], int] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         clients = len(self.federation.train)
@@ -101,11 +101,11 @@ class Simulation:
         who = self.select(state.round)
         got = self.sent(algorithm, state, who)
         replies: Tensors = {}
+        models = got["model"].new_empty(got["model"].shape)  # those that clients end with
         memory = {name: value.clone() for name, value in state.memory.items()}
-        plainly = bool(memory) or not self._combines(algorithm, got)
-        cohorts = list(self._cohorts(who, local, plainly))
+        in_samples = self._in_samples(algorithm, local, got, who, memory)
+        cohorts = list(self._cohorts(who, local, in_samples))
         script = self._script(algorithm, local, got, cohorts)
-        in_samples = self._samples(local, script, cohorts)
 
         def work(cohort: Cohort) -> None:
             """The local work of a cohort, which writes its own rows of what all send back."""
@@ -113,15 +113,17 @@ class Simulation:
             places = as_slice(cohort.places)  # of neighbours a view, not a copy
             mine = {name: at_places(value, places, len(clients)) for name, value in got.items()}
             own = {name: value[..., clients, :] for name, value in memory.items()}
-            space = self._space(local, clients, in_samples if cohort.in_samples else None, plainly, state.round)
+            space = self._space(local, clients, cohort.space, state.round)
             if isinstance(space, Samples) and script:
-                w = space.play(script, mine)
+                w = space.play(script, mine, models[..., places, :] if isinstance(places, slice) else None)
             else:
                 w, own = take_steps(algorithm, space, mine, own, max(space.counts))
             steps = torch.tensor(space.counts, device=self.device)
             for name, value in algorithm.reply(w, mine, own, steps).items():
-                whole = replies.setdefault(name, value.new_empty(*value.shape[:-2], len(who), value.shape[-1]))
-                whole[..., places, :] = value
+                room = models if value is w else value.new_empty(*value.shape[:-2], len(who), value.shape[-1])
+                whole = replies.setdefault(name, room)
+                if value.data_ptr() != whole[..., places, :].data_ptr():
+                    whole[..., places, :] = value
             for name, value in own.items():
                 memory[name][..., clients, :] = value
 
@@ -167,51 +169,83 @@ class Simulation:
         finally:
             torch.set_num_threads(threads)
 
-    def _cohorts(self, who: NDArray[np.int64], local: Local, plainly: bool) -> Iterator["Cohort"]:
+    def _cohorts(
+        self, who: NDArray[np.int64], local: Local, in_samples: type[Samples] | None
+    ) -> Iterator["Cohort"]:
         """Group those present so that clients of like size are stacked while what they work on fits the cache."""
         sizes = self.federation.train.sizes[who]
-        if not self.stacked:
-            yield from (Cohort(np.array([place]), False, local.count(n), n) for place, n in enumerate(sizes))
-            return
-        pays = {n: not plainly and samples_pay(local, n, self.model, self.all_present) for n in set(sizes.tolist())}
         features = self.federation.features
+        if not self.stacked:
+            yield from (Cohort(np.array([place]), Plain, local.count(n), n) for place, n in enumerate(sizes))
+            return
         outputs = self.model.first.outputs if isinstance(self.model, Layered) else 0
+        spaces = {n: self._space_for(local, n, in_samples) for n in set(sizes.tolist())}
         group: list[int] = []
 
         def gathered() -> Cohort:
             most = int(sizes[group[0]])
-            work = len(group) * cost(local, most, features, pays[most])
-            return Cohort(np.array(group), pays[most], local.count(most), work)
+            work = len(group) * cost(local, most, features, issubclass(spaces[most], Samples))
+            return Cohort(np.array(group), spaces[most], local.count(most), work)
 
         for place in np.argsort(-sizes, kind="stable").tolist():
             n = int(sizes[place])
             # Sizes fall, so the first client of a group has the most samples and the widest batch.
             most = int(sizes[group[0]]) if group else n
-            if pays[most]:
+            if issubclass(spaces[most], Samples):
                 # In sample space clients are stacked only if their batches lie in the same places.
                 same_steps = local.count(n) == local.count(most) and 4 * n >= 3 * most
                 aligned = local.order == "fixed" and not local.steps and same_steps
+                if spaces[most] is not Samples:
+                    # Compiled, they gain little by it: not worth filling up, nor a copy of what they receive.
+                    aligned = n == most and bool(group) and place == group[-1] + 1
                 room = GRAM_NUMBERS // (most**2 + 3 * most * outputs) if aligned else 1
             else:
                 room = BATCH_NUMBERS // (local.width(most) * features)
-            if group and (len(group) >= room or pays[n] != pays[most]):
+            if group and (len(group) >= room or spaces[n] is not spaces[most]):
                 yield gathered()
                 group = []
             group.append(place)
         yield gathered()
 
-    def _combines(self, algorithm: Algorithm, got: Tensors) -> bool:
-        """Whether a step takes no more than + and − of vectors and × by scalars; tried out once, on names alone.
+    def _space_for(self, local: Local, samples: int, in_samples: type[Samples] | None) -> type[Plain] | type[Samples]:
+        """Where a client with so many samples works, if the algorithm allows for sample space or does not."""
+        if in_samples is None:
+            return Plain
+        if not samples_pay(local, samples, self.model, self.all_present):
+            return Fused
+        return in_samples if samples >= FEW else Samples
 
-        A step that is simply wrong fails here too; taken plainly, its error says what is wrong with it.
+    def _in_samples(
+        self, algorithm: Algorithm, local: Local, got: Tensors, who: NDArray[np.int64], memory: Tensors
+    ) -> type[Samples] | None:
+        """The sample space that the algorithm allows for: none if its steps are more than linear combinations.
+
+        It is compiled where that can be had, does what is asked, and is worth loading.
+        """
+        gradients = 0 if memory else self._gradients(algorithm, got)
+        if gradients == 0:
+            return None
+        same = self.all_present and local is self.local and local.order == "fixed" and local.clip is None
+        if gradients > 1 or not same or not isinstance(self.model, Softmax) or self.device.type != "cpu":
+            return Samples
+        sizes, features = self.federation.train.sizes[who], self.federation.features
+        work = sum(cost(local, n, features, in_samples=True) for n in sizes.tolist()) * self.model.classes
+        return compiled_samples() if work > MUCH else Samples
+
+    def _gradients(self, algorithm: Algorithm, got: Tensors) -> int:
+        """How many gradients a step takes; 0 if it takes more than + and − of vectors and × by scalars.
+
+        That is tried out once, on names alone. A step that is simply wrong fails here too; taken plainly, its error
+        says what is wrong with it.
         """
         kind = type(algorithm)
         if kind not in self._tried:
+            script = Script(algorithm, Local(), self.device)
             try:
-                take_steps(algorithm, Script(algorithm, Local(), self.device), got, {}, 1)
-                self._tried[kind] = True
+                take_steps(algorithm, script, got, {}, 1)
+                self._tried[kind] = script.gradients
             except Exception:
-                self._tried[kind] = False
+                self._tried[kind] = 0
         return self._tried[kind]
 
     def _script(self, algorithm: Algorithm, local: Local, got: Tensors, cohorts: list["Cohort"]) -> Script | None:
@@ -219,7 +253,7 @@ class Simulation:
 
         It is the same in every round, unless the algorithm is not.
         """
-        steps = max((cohort.steps for cohort in cohorts if cohort.in_samples), default=0)
+        steps = max((cohort.steps for cohort in cohorts if issubclass(cohort.space, Samples)), default=0)
         if not steps or local.clip is not None:
             return None
         if not (self._scripts and self._scripts[0].fits(algorithm, local, got.keys(), steps)):
@@ -228,29 +262,20 @@ class Simulation:
             self._scripts[:] = [script]
         return self._scripts[0]
 
-    def _samples(self, local: Local, script: Script | None, cohorts: list["Cohort"]) -> type[Samples]:
-        """Sample space; with compiled products where they can be had, do what is asked, and are worth loading."""
-        asked = script and script.gradients == 1 and self.all_present and local is self.local and local.order == "fixed"
-        if not asked or self.device.type != "cpu":
-            return Samples
-        work = sum(cohort.cost for cohort in cohorts if cohort.in_samples)
-        return compiled_samples() if isinstance(self.model, Softmax) and work * self.model.classes > MUCH else Samples
-
     def _space(
-        self, local: Local, clients: NDArray[np.int64], in_samples: type[Samples] | None, plainly: bool, round: int
+        self, local: Local, clients: NDArray[np.int64], space: type[Plain] | type[Samples], round: int
     ) -> Plain | Samples:
         """Where a cohort works. In sample space much is the same in every round, and kept if the cohort comes again."""
         train, key = self.federation.train, clients.tobytes()
         kept = self._kept.get(key)
-        if kept and type(kept) in (in_samples, Samples) and kept.local is local and local.order == "fixed":
+        if type(kept) is space and kept.local is local and local.order == "fixed":
             return kept
         dealt = [deal(local, int(train.sizes[i]), self.seed, round, int(i)) for i in clients]
-        if in_samples is None:
-            space = Plain if plainly or not self.stacked else Fused
+        if not issubclass(space, Samples):
             return space(self.model, local, train, clients, dealt)
         assert isinstance(self.model, Layered)
         ready = kept.ready if type(kept) is Samples else prepare(train, clients, self.federation.classes)
-        made = (in_samples if ready.x.shape[1] >= FEW else Samples)(self.model, local, ready, dealt)
+        made = space(self.model, local, ready, dealt)
         if self.all_present:
             self._kept[key] = made
         return made
@@ -301,7 +326,7 @@ class Cohort:
     """
 
     places: NDArray[np.int64]
-    in_samples: bool
+    space: type[Plain] | type[Samples]
     steps: int
     cost: float
 

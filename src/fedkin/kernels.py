@@ -10,6 +10,7 @@ what the compiler makes of it. Everything is done by one thread, without Python'
 
 import math
 from collections.abc import Callable
+from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -337,21 +338,21 @@ def softmax_steps(
 def scores(weight: Tensor, x: Tensor, out: Tensor) -> None:
     """Write weight (c, R, D) times xᵀ of samples x (c, n, D) into out (c, R, n); n is 16 at least."""
     _scores(weight.numpy(), x.numpy(), out.numpy())
-    if rest := x.shape[-1] % LANE:
+    if rest := x.shape[-1] % WIDTH:
         out += weight[..., -rest:] @ x[..., -rest:].mT
 
 
-def _write_turned(v: Vectors, x: Any, sample: Any, panel: Any, vectors: Any) -> None:
-    """Sixteen samples as the columns of a panel."""
+def _write_turned(v: Vectors, x: Any, sample: Any, panel: Any, lines: Any) -> None:
+    """Sixteen samples as the columns of a panel, sixteen features at a time."""
 
     def turn(k: Any, _: list[Any]) -> list[Any]:
-        for j in range(2):
-            square = v.turned([v.load(v.at(x, (sample, j * LANE + i), (VECTOR, k))) for i in range(LANE)])
-            for i in range(LANE):
-                v.store(square[i], v.at(panel, (LANE * LINE, k), (LINE, i), (VECTOR, j)))
+        for j, h in product(range(2), range(2)):
+            rows = [v.load(v.at(x, (sample, j * LANE + i), (LINE, k), (VECTOR, h))) for i in range(LANE)]
+            for i, column in enumerate(v.turned(rows)):
+                v.store(column, v.at(panel, (WIDTH * LINE, k), (LINE, h * LANE + i), (VECTOR, j)))
         return []
 
-    v.loop(vectors, [], turn)
+    v.loop(lines, [], turn)
 
 
 _turn = vector_code(4, _write_turned)
@@ -360,7 +361,7 @@ _turn = vector_code(4, _write_turned)
 @compiled("(float32[:, :, :], float32[:, :, ::1], float32[:, :, :])")
 def _scores(rows, x, out):  # type: ignore[no-untyped-def]
     clients, samples, features = x.shape
-    count, features = rows.shape[1], features // LANE * LANE
+    count, features = rows.shape[1], features // WIDTH * WIDTH
     tiles = _tiles(count)
     panel = np.empty((features, WIDTH), dtype=np.float32)
     z, ones = np.empty((count, WIDTH), dtype=np.float32), np.ones(count, dtype=np.float32)
@@ -369,7 +370,7 @@ def _scores(rows, x, out):  # type: ignore[no-untyped-def]
         for start in range(0, samples, WIDTH):
             j = min(start, samples - WIDTH)  # the last sixteen may hold some of those before again
             own = x.ctypes.data + c * x.strides[0] + j * x.strides[1]
-            _turn(own, x.strides[1], panel.ctypes.data, features // LANE)
+            _turn(own, x.strides[1], panel.ctypes.data, features // WIDTH)
             z[:] = 0
             following = own + WIDTH * x.strides[1]
             _add(
@@ -386,18 +387,32 @@ def add_sums(rows: Tensor, scale: Tensor, x: Tensor, out: Tensor) -> None:
         out[..., -rest:] += (scale[:, None] * (rows @ x[..., -rest:])).view(*out.shape[:3], rest)
 
 
-def _write_copied(v: Vectors, x: Any, sample: Any, panel: Any, samples: Any) -> None:
-    """Sixteen features of samples as a panel."""
+def _write_copied(v: Vectors, x: Any, panels: Any, panel: Any, width: Any) -> None:
+    """A sample's line of every panel."""
 
     def copy(k: Any, _: list[Any]) -> list[Any]:
-        for j in range(2):
-            v.store(v.load(v.at(x, (sample, k), (VECTOR, j))), v.at(panel, (LINE, k), (VECTOR, j)))
+        for h in range(2):
+            v.store(v.load(v.at(x, (LINE, k), (VECTOR, h))), v.at(panels, (panel, k), (VECTOR, h)))
         return []
 
-    v.loop(samples, [], copy)
+    v.loop(width, [], copy)
 
 
 _copy = vector_code(4, _write_copied)
+
+
+def _write_line(v: Vectors, numbers: Any, out: Any, vectors: Any) -> None:
+    """Add numbers to those of another place."""
+
+    def add(k: Any, _: list[Any]) -> list[Any]:
+        place = v.at(out, (VECTOR, k))
+        v.store(v.builder.fadd(v.load(place), v.load(v.at(numbers, (VECTOR, k)))), place)
+        return []
+
+    v.loop(vectors, [], add)
+
+
+_add_line = vector_code(3, _write_line)
 TALL, BROAD = 64, 16  # samples, and panels of features, that are put in order at a time
 
 
@@ -406,24 +421,27 @@ def _add_sums(rows, scale, x, out):  # type: ignore[no-untyped-def]
     clients, samples, features = x.shape
     count, width, outputs = rows.shape[1], features // WIDTH, out.shape[2]
     tiles = _tiles(count)
-    block = np.empty((BROAD, TALL, WIDTH), dtype=np.float32)
+    most = min(TALL, BROAD * tiles)  # so many samples of the next block are fetched, one with every tile
+    block = np.empty((BROAD, most + 1, WIDTH), dtype=np.float32)  # one more, to begin at different places of the cache
     total = np.empty((count, BROAD * WIDTH), dtype=np.float32)
     for c in range(clients):
         factors = rows.ctypes.data + c * rows.strides[0]
         for d in range(0, width, BROAD):
             broad = min(BROAD, width - d)
             total[:] = 0
-            for j in range(0, samples, TALL):
-                tall = min(TALL, samples - j)
+            for j in range(0, samples, most):
+                tall = min(most, samples - j)
                 own = x.ctypes.data + c * x.strides[0] + j * x.strides[1] + d * LINE
-                for p in range(broad):
-                    _copy(own + p * LINE, x.strides[1], block.ctypes.data + p * block.strides[0], tall)
+                for i in range(tall):
+                    _copy(own + i * x.strides[1], block.ctypes.data + i * LINE, block.strides[0], broad)
                 for p in range(broad):
                     panel, place = block.ctypes.data + p * block.strides[0], total.ctypes.data + p * LINE
-                    following = own + (TALL + p * tiles) * x.strides[1]  # a sample of the next block with every tile
+                    following = own + (most + p * tiles) * x.strides[1]
                     _add(
                         *(factors + j * NUMBER, rows.strides[1], scale.ctypes.data, count, panel, tall),
-                        *(place, total.strides[0], following, x.strides[1], BROAD * LINE // TALL),
+                        *(place, total.strides[0], following, x.strides[1], BROAD * LINE // most),
                     )
             for r in range(count):
-                out[c, r // outputs, r % outputs, d * WIDTH : (d + broad) * WIDTH] += total[r, : broad * WIDTH]
+                place = out.ctypes.data + c * out.strides[0] + r // outputs * out.strides[1] + d * LINE
+                place += r % outputs * out.strides[2]
+                _add_line(total.ctypes.data + r * total.strides[0], place, 2 * broad)

@@ -289,14 +289,14 @@ class Samples(Symbolic):
         self.counts = [len(own) for own in dealt]
         self.batches = batches_of(ready, dealt)
 
-    def play(self, script: Script, got: dict[str, Tensor]) -> Tensor:
+    def play(self, script: Script, got: dict[str, Tensor], into: Tensor | None) -> Tensor:
         """The steps of a script, from what the clients received to parameters."""
         self.lift(got)
         self.point, steps = script.point, max(self.counts)
         for calls in script.calls[:steps]:
             for method, arguments in calls:
                 method(self, *arguments)
-        return self.lower(script.after[steps - 1])
+        return self.lower(script.after[steps - 1], into)
 
     def lift(self, got: dict[str, Tensor]) -> dict[str, Vector]:
         """Scores under what was received are computed when first asked for."""
@@ -423,20 +423,22 @@ class Samples(Symbolic):
         self._forget(square)
         self.fresh.clear()
 
-    def lower(self, w: Combination) -> Tensor:
-        """Σ cⱼ·vⱼ + s·A x, with the biases moved by the sums of A; then the tail."""
+    def lower(self, w: Combination, into: Tensor | None = None) -> Tensor:
+        """Σ cⱼ·vⱼ + s·A x, with the biases moved by the sums of A; then the tail. It is written to `into`, if given."""
         terms = self._spread(w).terms
         scale = terms.pop("trail", 0.0)
-        out = torch.empty_like(self.received["model"], memory_format=torch.contiguous_format)
+        if into is None:
+            clients, lanes, size = self.received["model"].shape
+            into = self.ready.x.new_empty(*([lanes] if self.stacked else []), clients, size)
+        out = (into if self.stacked else into[None]).transpose(0, 1)
         combined([(squeezed(scalar), self.received[name]) for name, scalar in terms.items()], out)
         if self.trail is not None:
             self._leave(self.layer.weight(out), scale)
             add(self.layer.bias(out), scale, self.trail @ self.ready.ones[:, None].mT)
             if self.has_tail:
                 add(out[..., self.layer.end :], squeezed(scale), self.tails["trail"])
-        out = out.transpose(0, 1)
         self._release()
-        return out if self.stacked else out[0]
+        return into
 
     def _leave(self, out: Tensor, scale: Scalar) -> None:
         """Add s·A x to weights (c, L, O, D)."""
