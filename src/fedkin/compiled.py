@@ -45,27 +45,31 @@ class Compiled(Samples):
         self.point, steps = script.point, max(self.counts)
         clients, lanes, outputs, samples = self.shape
         names, scalars = scalars_of(script, lanes)
-        known = self.ready.x.new_empty(len(names), clients, lanes * outputs, samples + kernels.WIDTH)
-        self.rooms = iter(known)
-        for name in names:
-            self._scores_of(name)
-        self.trail, self.tails["trail"] = self.ready.x.new_zeros(self.shape), self.tails["model"]
+        rows, x = lanes * (outputs - 1), self.ready.x
+        known = x.new_empty(len(names), clients, rows, samples + kernels.WIDTH)
+        for name, room in zip(names, known, strict=True):
+            weight, bias = (self._less_the_last(t) for t in self._weights_of(name))
+            z = room[..., :samples]
+            kernels.scores(weight.expand(clients, -1, -1), x, z)
+            z.addcmul_(bias, self.ready.ones)
+        self.trail, self.tails["trail"] = x.new_zeros(clients, rows, samples), self.tails["model"]
         kernels.softmax_steps(
             kernels.Scalars(*(t[:steps] for t in scalars)),
-            *(known, self.steps[:steps], self.panels, self.onehot, self.weight, self.trail.flatten(1, 2)),
+            *(known, self.steps[:steps], self.panels, self.onehot, self.weight, self.trail),
         )
         return self.lower(script.after[steps - 1], into)
 
-    def _enter(self, weight: Tensor, bias: Tensor) -> Tensor:
-        z = next(self.rooms)[..., : self.ready.x.shape[1]]
-        kernels.scores(weight, self.ready.x, z)
-        return z.addcmul_(bias, self.ready.ones)
+    def _less_the_last(self, rows: Tensor) -> Tensor:
+        """Rows (c, L·O, …) less the last of their lane, without that: (c, L·(O−1), …)."""
+        rows = rows.unflatten(1, self.shape[1:3])
+        return (rows[:, :, :-1] - rows[:, :, -1:]).flatten(1, 2)
 
     def _leave(self, out: Tensor, scale: Scalar) -> None:
         assert self.trail is not None
         _, lanes, outputs, _ = self.shape
-        by_row = per_lane(scale, lanes)[:, None].expand(lanes, outputs).flatten().contiguous()
-        kernels.add_sums(self.trail.flatten(1, 2), by_row, self.ready.x, out)
+        by = per_lane(scale, lanes)[:, None].expand(lanes, outputs - 1).flatten().contiguous()
+        kernels.add_sums(self.trail, by, self.ready.x, self.layer.weight(out))
+        self.layer.bias(out).add_(kernels.restored((by[:, None] * self.trail).sum(-1, keepdim=True), lanes))
 
 
 def per_lane(scalar: Scalar, lanes: int) -> Tensor:

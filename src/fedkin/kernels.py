@@ -66,8 +66,12 @@ class Vectors:
 
     def spread(self, address: Any) -> Any:
         """The number that is there, in all places of a vector."""
+        return self.everywhere(self.load(address, NUMBER_TYPE))
+
+    def everywhere(self, number: Any) -> Any:
+        """A number in all places of a vector."""
         anything = ir.Constant(VECTOR_TYPE, ir.Undefined)
-        first = self.builder.insert_element(anything, self.load(address, NUMBER_TYPE), ir.Constant(WORD_TYPE, 0))
+        first = self.builder.insert_element(anything, number, ir.Constant(WORD_TYPE, 0))
         return self._shuffled(first, anything, [0] * LANE)
 
     def turned(self, rows: list[Any]) -> list[Any]:
@@ -132,12 +136,13 @@ class Vectors:
         builder.position_at_end(inside)
         k, carried = builder.phi(ADDRESS_TYPE), [builder.phi(VECTOR_TYPE) for _ in vectors]
         results = body(k, carried)
+        last = builder.block  # another than `inside` if there is a loop in the loop
         following = builder.add(k, ir.Constant(ADDRESS_TYPE, 1))
         k.add_incoming(ir.Constant(ADDRESS_TYPE, 0), before)
-        k.add_incoming(following, inside)
+        k.add_incoming(following, last)
         for variable, start, result in zip(carried, vectors, results, strict=True):
             variable.add_incoming(start, before)
-            variable.add_incoming(result, inside)
+            variable.add_incoming(result, last)
         builder.cbranch(builder.icmp_signed("<", following, times), inside, after)
         builder.position_at_end(after)
         return results
@@ -225,10 +230,12 @@ def _add(rows, row, scale, count, panel, length, out, out_row, ahead, ahead_tile
 # -- the local steps of softmax regression -----------------------------------------------------------------------------
 
 
-def _write_residual(v: Vectors, z: Any, row: Any, classes: Any, onehot: Any, onehot_row: Any, weight: Any) -> None:
-    """In place of the scores of eight samples, weight · (softmax(z) − onehot)."""
-    scores = [v.load(z)]
-    (most,) = v.loop(classes, scores, lambda k, most: [v.larger(most[0], v.load(v.at(z, (row, k))))])
+def _write_residual(v: Vectors, z: Any, row: Any, others: Any, onehot: Any, onehot_row: Any, weight: Any) -> None:
+    """In place of the scores z of eight samples, r = weight · (softmax(z) − onehot).
+
+    Both are less the last class's: its score is 0, and its residual is subtracted from the others'.
+    """
+    (most,) = v.loop(others, [v.zero], lambda k, most: [v.larger(most[0], v.load(v.at(z, (row, k))))])
 
     def exponential(k: Any, total: list[Any]) -> list[Any]:
         place = v.at(z, (row, k))
@@ -236,17 +243,23 @@ def _write_residual(v: Vectors, z: Any, row: Any, classes: Any, onehot: Any, one
         v.store(power, place)
         return [v.builder.fadd(total[0], power)]
 
-    (total,) = v.loop(classes, [v.zero], exponential)
+    last = v.exp(v.builder.fsub(v.zero, most))
+    (total,) = v.loop(others, [last], exponential)
     each = v.load(weight)
     share = v.builder.fdiv(each, total)
 
-    def residual(k: Any, _: list[Any]) -> list[Any]:
-        place = v.at(z, (row, k))
+    def residual(power: Any, k: Any) -> Any:
         label = v.builder.fmul(each, v.load(v.at(onehot, (onehot_row, k))))
-        v.store(v.builder.fsub(v.builder.fmul(v.load(place), share), label), place)
+        return v.builder.fsub(v.builder.fmul(power, share), label)
+
+    of_last = residual(last, others)
+
+    def less_the_last(k: Any, _: list[Any]) -> list[Any]:
+        place = v.at(z, (row, k))
+        v.store(v.builder.fsub(residual(v.load(place), k), of_last), place)
         return []
 
-    v.loop(classes, [], residual)
+    v.loop(others, [], less_the_last)
 
 
 _residual = vector_code(6, _write_residual)
@@ -261,7 +274,7 @@ def _softmax_steps(  # type: ignore[no-untyped-def]
 ):
     clients, rows, samples = trail.shape
     steps, lanes = join.shape
-    classes = rows // lanes
+    others = rows // lanes  # classes but the last
     widest = 0
     for k in range(steps):
         widest = max(widest, batches[k, 1] - batches[k, 0])
@@ -274,7 +287,7 @@ def _softmax_steps(  # type: ignore[no-untyped-def]
             start, stop, reach, first = batches[k]
             width = stop - start
             for r in range(rows):
-                lane = r // classes
+                lane = r // others
                 by_row[r] = scale[k, lane]
                 for b in range(width):
                     z[r, b] = factors[k, 0, lane] * known[0, c, r, start + b]
@@ -292,12 +305,12 @@ def _softmax_steps(  # type: ignore[no-untyped-def]
             for lane in range(lanes):
                 for b in range(0, width, LANE):
                     _residual(
-                        *(z.ctypes.data + lane * classes * z.strides[0] + b * NUMBER, z.strides[0], classes),
+                        *(z.ctypes.data + lane * others * z.strides[0] + b * NUMBER, z.strides[0], others),
                         *(onehot.ctypes.data + c * onehot.strides[0] + (start + b) * NUMBER, onehot.strides[1]),
                         weight.ctypes.data + c * weight.strides[0] + (start + b) * NUMBER,
                     )
             for r in range(rows):
-                lane = r // classes
+                lane = r // others
                 if rescale[k, lane] != 1:
                     for j in range(samples):
                         own[r, j] *= rescale[k, lane]
@@ -321,13 +334,16 @@ class Scalars(NamedTuple):
 def softmax_steps(
     scalars: Scalars, known: Tensor, batches: Tensor, panels: Tensor, onehot: Tensor, weight: Tensor, trail: Tensor
 ) -> None:
-    """All local steps of clients in sample space, on their trail (c, L·K, n), which is zero before.
+    """All local steps of clients in sample space, on their trail (c, L·(K−1), n), which is zero before.
 
-    known (S, c, L·K, n + 16)  scores of all samples under received vectors, and room to spare
-    batches (T, 4)             for every step: its samples from … to …, how many the trail reaches, its first panel
-    panels (c, P, n, 16)       the Gram matrices, batch by batch
-    onehot (c, K, n + 16)      labels
-    weight (c, n + 16)         of samples in the mean loss of their batch
+    Softmax sees only how far scores differ, and residuals sum to zero: so all is less the last class's, and one row
+    of K is saved.
+
+    known (S, c, L·(K−1), n + 16)  scores of all samples under received vectors, and room to spare
+    batches (T, 4)                 for every step: its samples from … to …, how far the trail reaches, its first panel
+    panels (c, P, n, 16)           the Gram matrices, batch by batch
+    onehot (c, K, n + 16)          labels
+    weight (c, n + 16)             of samples in the mean loss of their batch
     """
     _softmax_steps(*(t.numpy() for t in (known, *scalars, batches, panels, onehot, weight, trail)))
 
@@ -380,11 +396,21 @@ def _scores(rows, x, out):  # type: ignore[no-untyped-def]
             out[c, :, j : j + WIDTH] = z
 
 
-def add_sums(rows: Tensor, scale: Tensor, x: Tensor, out: Tensor) -> None:
-    """Add rows (c, L·O, n), times a scale each (L·O,), times samples x (c, n, D) to out (c, L, O, D)."""
-    _add_sums(rows.numpy(), scale.numpy(), x.numpy(), out.numpy())
+def add_sums(less: Tensor, scale: Tensor, x: Tensor, out: Tensor) -> None:
+    """Add rows A, times a scale each, times samples x (c, n, D) to out (c, L, K, D).
+
+    The rows of a lane sum to zero, and are given less the last of them: (c, L·(K−1), n), as the scale, (L·(K−1),).
+    """
+    _add_sums(less.numpy(), scale.numpy(), x.numpy(), out.numpy())
     if rest := x.shape[-1] % WIDTH:
-        out[..., -rest:] += (scale[:, None] * (rows @ x[..., -rest:])).view(*out.shape[:3], rest)
+        out[..., -rest:] += restored((scale[:, None] * less) @ x[..., -rest:], out.shape[1])
+
+
+def restored(less: Tensor, lanes: int) -> Tensor:
+    """Rows that sum to zero, (c, L, K, …), from what they are less the last, (c, L·(K−1), …)."""
+    less = less.unflatten(1, (lanes, -1))
+    last = less.sum(2, keepdim=True) / -(less.shape[2] + 1)
+    return torch.cat([less + last, last], dim=2)
 
 
 def _write_copied(v: Vectors, x: Any, panels: Any, panel: Any, width: Any) -> None:
@@ -401,25 +427,41 @@ def _write_copied(v: Vectors, x: Any, panels: Any, panel: Any, width: Any) -> No
 _copy = vector_code(4, _write_copied)
 
 
-def _write_line(v: Vectors, numbers: Any, out: Any, vectors: Any) -> None:
-    """Add numbers to those of another place."""
+def _write_classes(v: Vectors, less: Any, row: Any, others: Any, out: Any, out_row: Any, vectors: Any) -> None:
+    """Add rows that are given less the last, and together sum to zero, to places."""
 
     def add(k: Any, _: list[Any]) -> list[Any]:
-        place = v.at(out, (VECTOR, k))
-        v.store(v.builder.fadd(v.load(place), v.load(v.at(numbers, (VECTOR, k)))), place)
+        def at(i: Any) -> Any:
+            return v.load(v.at(less, (row, i), (VECTOR, k)))
+
+        def put(i: Any, vector: Any) -> None:
+            place = v.at(out, (out_row, i), (VECTOR, k))
+            v.store(v.builder.fadd(v.load(place), vector), place)
+
+        (total,) = v.loop(others, [v.zero], lambda i, total: [v.builder.fadd(total[0], at(i))])
+        number = v.builder.sitofp(v.at(others, (1, 1)), NUMBER_TYPE)
+        last = v.builder.fneg(v.builder.fdiv(total, v.everywhere(number)))
+
+        def other(i: Any, _: list[Any]) -> list[Any]:
+            put(i, v.builder.fadd(at(i), last))
+            return []
+
+        v.loop(others, [], other)
+        put(others, last)
         return []
 
     v.loop(vectors, [], add)
 
 
-_add_line = vector_code(3, _write_line)
+_add_classes = vector_code(6, _write_classes)
 TALL, BROAD = 64, 16  # samples, and panels of features, that are put in order at a time
 
 
 @compiled("(float32[:, :, :], float32[::1], float32[:, :, ::1], float32[:, :, :, :])")
 def _add_sums(rows, scale, x, out):  # type: ignore[no-untyped-def]
     clients, samples, features = x.shape
-    count, width, outputs = rows.shape[1], features // WIDTH, out.shape[2]
+    count, width, lanes = rows.shape[1], features // WIDTH, out.shape[1]
+    others = count // lanes
     tiles = _tiles(count)
     most = min(TALL, BROAD * tiles)  # so many samples of the next block are fetched, one with every tile
     block = np.empty((BROAD, most + 1, WIDTH), dtype=np.float32)  # one more, to begin at different places of the cache
@@ -441,7 +483,7 @@ def _add_sums(rows, scale, x, out):  # type: ignore[no-untyped-def]
                         *(factors + j * NUMBER, rows.strides[1], scale.ctypes.data, count, panel, tall),
                         *(place, total.strides[0], following, x.strides[1], BROAD * LINE // most),
                     )
-            for r in range(count):
-                place = out.ctypes.data + c * out.strides[0] + r // outputs * out.strides[1] + d * LINE
-                place += r % outputs * out.strides[2]
-                _add_line(total.ctypes.data + r * total.strides[0], place, 2 * broad)
+            for lane in range(lanes):
+                less = total.ctypes.data + lane * others * total.strides[0]
+                place = out.ctypes.data + c * out.strides[0] + lane * out.strides[1] + d * LINE
+                _add_classes(less, total.strides[0], others, place, out.strides[2], 2 * broad)

@@ -316,30 +316,29 @@ class Samples(Symbolic):
         self.products: dict[tuple[str, str], Tensor] = {}  # inner products of basis vectors
         return super().lift(got)
 
+    def _weights_of(self, name: str) -> tuple[Tensor, Tensor]:
+        """Weights (c, L·O, D) and biases (c, L·O, 1) of a received vector or the point; c is 1 if all have the same."""
+        mixture = self.point if name == "point" else {name: 1.0}
+        vectors = [(scalar, self.received[part]) for part, scalar in mixture.items()]
+        if all(v.stride(0) == 0 for _, v in vectors):
+            vectors = [(scalar, v[:1]) for scalar, v in vectors]
+        weights = [(scalar, self.layer.weight(v)) for scalar, v in vectors]
+        into = None if len(weights) == 1 else self.ready.x.new_empty(weights[0][1].shape)
+        biases = [(scalar, self.layer.bias(v)) for scalar, v in vectors]
+        # lanes and outputs in one axis: a product with more rows is faster
+        return combined(weights, into).flatten(1, 2), combined(biases).flatten(1, 2)
+
     def _scores_of(self, name: str) -> Tensor:
         """Of all samples under a received vector or the point, (c, L, O, n)."""
         if name not in self.scores:
-            mixture = self.point if name == "point" else {name: 1.0}
-            vectors = [(scalar, self.received[part]) for part, scalar in mixture.items()]
-            x, ones = self.ready.x, self.ready.ones
-            shared = all(v.stride(0) == 0 for _, v in vectors)  # the same for all clients
-            if shared:
-                vectors = [(scalar, v[:1]) for scalar, v in vectors]
-            # lanes and outputs in one axis: a product with more rows is faster
-            weights = [(scalar, self.layer.weight(v)) for scalar, v in vectors]
-            into = None if len(weights) == 1 else x.new_empty(weights[0][1].shape)
-            weight = combined(weights, into).flatten(1, 2)
-            bias = combined([(scalar, self.layer.bias(v)) for scalar, v in vectors]).flatten(1, 2)
-            if shared and len(x[0]) < FEW:  # one product with all clients' samples
+            (weight, bias), x, ones = self._weights_of(name), self.ready.x, self.ready.ones
+            if len(weight) == 1 and len(x[0]) < FEW:  # one product with all clients' samples
                 z = (weight[0] @ x.flatten(0, 1).mT).view(-1, *x.shape[:2]).transpose(0, 1)
-                self.scores[name] = torch.addcmul(z, bias, ones).view(self.shape)
+                z = torch.addcmul(z, bias, ones)
             else:
-                self.scores[name] = self._enter(weight.expand(len(x), -1, -1), bias).view(self.shape)
+                z = torch.baddbmm(bias * ones, weight.expand(len(x), -1, -1), x.mT)
+            self.scores[name] = z.view(self.shape)
         return self.scores[name]
-
-    def _enter(self, weight: Tensor, bias: Tensor) -> Tensor:
-        """The scores of all samples under weights (c, L·O, D) and biases (c, L·O, 1)."""
-        return torch.baddbmm(bias * self.ready.ones, weight, self.ready.x.mT)
 
     def _on(self, batch: Batch, name: str) -> Tensor:
         """A batch's part of the scores under a lasting vector, or of the trail itself, (c, L, O, B)."""
@@ -433,17 +432,18 @@ class Samples(Symbolic):
         out = (into if self.stacked else into[None]).transpose(0, 1)
         combined([(squeezed(scalar), self.received[name]) for name, scalar in terms.items()], out)
         if self.trail is not None:
-            self._leave(self.layer.weight(out), scale)
-            add(self.layer.bias(out), scale, self.trail @ self.ready.ones[:, None].mT)
+            self._leave(out, scale)
             if self.has_tail:
                 add(out[..., self.layer.end :], squeezed(scale), self.tails["trail"])
         self._release()
         return into
 
     def _leave(self, out: Tensor, scale: Scalar) -> None:
-        """Add s·A x to weights (c, L, O, D)."""
+        """Add s·A x to the first layer of parameters (c, L, P), and the sums of s·A to its biases."""
         assert self.trail is not None
-        add(out, scale, torch.bmm(self.trail.flatten(1, 2), self.ready.x).view(out.shape))
+        weight = self.layer.weight(out)
+        add(weight, scale, torch.bmm(self.trail.flatten(1, 2), self.ready.x).view(weight.shape))
+        add(self.layer.bias(out), scale, self.trail @ self.ready.ones[:, None].mT)
 
     def _release(self) -> None:
         """Let go of the round's arrays: the space is kept for the next round, and other cohorts need the memory."""
