@@ -1,6 +1,7 @@
 """The benchmark: that all competitors compute the same, that it counts and times rightly, and what it writes."""
 
 import json
+import math
 import re
 import time
 from collections.abc import Callable
@@ -349,9 +350,13 @@ def test_the_page_in_the_documentation_has_a_place_for_every_measurement() -> No
     assert all(f"| `{name}` |" in text for name in WORKS)
 
 
+@pytest.mark.parametrize("compiled", [False, True], ids=["", "compiled"])
 @pytest.mark.parametrize("work", WORKS)
-def test_the_engine_equals_its_plain_path_after_three_rounds(work: str) -> None:
+def test_the_engine_equals_its_plain_path_after_three_rounds(
+    work: str, compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One client at a time, plainly, is the oracle; 1e-4 of the parameters' length is allowed."""
+    monkeypatch.setattr("fedkin.engine.MUCH", 0 if compiled else math.inf)
     few = replace(WORKS[work].quick(), clients=3)
     run = few.simulation(few.federation())
     states = []

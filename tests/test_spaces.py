@@ -101,9 +101,9 @@ def left(monkeypatch: pytest.MonkeyPatch) -> Left:
     held: Left = []
     lower = Samples.lower
 
-    def noted(self: Samples, w: Combination) -> Tensor:
+    def noted(self: Samples, w: Combination, into: Tensor | None = None) -> Tensor:
         held.append({"scores": self.scores, "received": self.received})
-        return lower(self, w)
+        return lower(self, w, into)
 
     monkeypatch.setattr(Samples, "lower", noted)
     return held

@@ -61,7 +61,7 @@ class Compiled(Samples):
 
     def _less_the_last(self, rows: Tensor) -> Tensor:
         """Rows (c, L·O, …) less the last of their lane, without that: (c, L·(O−1), …)."""
-        rows = rows.unflatten(1, self.shape[1:3])
+        rows = rows.view(len(rows), *self.shape[1:3], -1)
         return (rows[:, :, :-1] - rows[:, :, -1:]).flatten(1, 2)
 
     def _leave(self, out: Tensor, scale: Scalar) -> None:
@@ -69,7 +69,7 @@ class Compiled(Samples):
         _, lanes, outputs, _ = self.shape
         by = per_lane(scale, lanes)[:, None].expand(lanes, outputs - 1).flatten().contiguous()
         kernels.add_sums(self.trail, by, self.ready.x, self.layer.weight(out))
-        self.layer.bias(out).add_(kernels.restored((by[:, None] * self.trail).sum(-1, keepdim=True), lanes))
+        self.layer.bias(out).add_(kernels.restored((by * self.trail.sum(-1)).unsqueeze(-1), lanes))
 
 
 def per_lane(scalar: Scalar, lanes: int) -> Tensor:

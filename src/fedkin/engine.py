@@ -4,7 +4,7 @@ One round is  select → send → step × E → reply → checks → combine.  W
 the L2 penalty, gradient clipping, clients with different numbers of steps, sampling of clients. An algorithm never
 sees more than stacked tensors, and the engine never asks which algorithm it is.
 
-Clients are processed in cohorts that fit the cache: one large client at a time, many tiny ones stacked.
+Clients are processed in cohorts (`fedkin.cohorts`), each in the space where its steps are cheapest.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedkin.algorithms import Algorithm, Tensors
+from fedkin.cohorts import Cohort, cohorts_of
 from fedkin.errors import BadInput
 from fedkin.federation import Federation
 from fedkin.graph import SimilarityGraph
@@ -26,11 +27,6 @@ from fedkin.local import Local
 from fedkin.models import Layered, Model, Softmax, seeded
 from fedkin.samples import FEW, Samples, Script, cost, prepare, samples_pay
 from fedkin.spaces import Fused, Plain, Space, is_run
-
-# A cohort holds at most this many numbers (4 bytes each) that every step goes through, so that they stay in the cache:
-# a core's own for a batch of samples, its share of the common one for Gram matrices.
-BATCH_NUMBERS = 1 << 18
-GRAM_NUMBERS = 2 << 20
 
 # Rounds of fewer multiplications than this in sample space are over before compiled products are loaded.
 MUCH = 1e9
@@ -111,18 +107,19 @@ class Simulation:
             """The local work of a cohort, which writes its own rows of what all send back."""
             clients = who[cohort.places]
             places = as_slice(cohort.places)  # of neighbours a view, not a copy
+            into = models[..., places, :] if isinstance(places, slice) else None
             mine = {name: at_places(value, places, len(clients)) for name, value in got.items()}
             own = {name: value[..., clients, :] for name, value in memory.items()}
             space = self._space(local, clients, cohort.space, state.round)
             if isinstance(space, Samples) and script:
-                w = space.play(script, mine, models[..., places, :] if isinstance(places, slice) else None)
+                w = space.play(script, mine, into)
             else:
                 w, own = take_steps(algorithm, space, mine, own, max(space.counts))
             steps = torch.tensor(space.counts, device=self.device)
             for name, value in algorithm.reply(w, mine, own, steps).items():
                 room = models if value is w else value.new_empty(*value.shape[:-2], len(who), value.shape[-1])
                 whole = replies.setdefault(name, room)
-                if value.data_ptr() != whole[..., places, :].data_ptr():
+                if whole is not models or value is not into:  # else it is there already
                     whole[..., places, :] = value
             for name, value in own.items():
                 memory[name][..., clients, :] = value
@@ -149,7 +146,7 @@ class Simulation:
         rng = np.random.default_rng([self.seed, SELECT, round])
         return np.sort(rng.choice(clients, self.take_part, replace=False))
 
-    def _each(self, work: Callable[["Cohort"], None], cohorts: list["Cohort"]) -> None:
+    def _each(self, work: Callable[[Cohort], None], cohorts: list[Cohort]) -> None:
         """Do the work of every cohort.
 
         They go to threads of one core each, the longest first: PyTorch's own threads would have to wait for each other
@@ -169,43 +166,14 @@ class Simulation:
         finally:
             torch.set_num_threads(threads)
 
-    def _cohorts(
-        self, who: NDArray[np.int64], local: Local, in_samples: type[Samples] | None
-    ) -> Iterator["Cohort"]:
-        """Group those present so that clients of like size are stacked while what they work on fits the cache."""
-        sizes = self.federation.train.sizes[who]
-        features = self.federation.features
+    def _cohorts(self, who: NDArray[np.int64], local: Local, in_samples: type[Samples] | None) -> Iterator[Cohort]:
+        """Group those present."""
+        sizes = self.federation.train.sizes[who].tolist()
         if not self.stacked:
-            yield from (Cohort(np.array([place]), Plain, local.count(n), n) for place, n in enumerate(sizes))
-            return
+            return (Cohort(np.array([place]), Plain, local.count(n), n) for place, n in enumerate(sizes))
+        spaces = {n: self._space_for(local, n, in_samples) for n in set(sizes)}
         outputs = self.model.first.outputs if isinstance(self.model, Layered) else 0
-        spaces = {n: self._space_for(local, n, in_samples) for n in set(sizes.tolist())}
-        group: list[int] = []
-
-        def gathered() -> Cohort:
-            most = int(sizes[group[0]])
-            work = len(group) * cost(local, most, features, issubclass(spaces[most], Samples))
-            return Cohort(np.array(group), spaces[most], local.count(most), work)
-
-        for place in np.argsort(-sizes, kind="stable").tolist():
-            n = int(sizes[place])
-            # Sizes fall, so the first client of a group has the most samples and the widest batch.
-            most = int(sizes[group[0]]) if group else n
-            if issubclass(spaces[most], Samples):
-                # In sample space clients are stacked only if their batches lie in the same places.
-                same_steps = local.count(n) == local.count(most) and 4 * n >= 3 * most
-                aligned = local.order == "fixed" and not local.steps and same_steps
-                if spaces[most] is not Samples:
-                    # Compiled, they gain little by it: not worth filling up, nor a copy of what they receive.
-                    aligned = n == most and bool(group) and place == group[-1] + 1
-                room = GRAM_NUMBERS // (most**2 + 3 * most * outputs) if aligned else 1
-            else:
-                room = BATCH_NUMBERS // (local.width(most) * features)
-            if group and (len(group) >= room or spaces[n] is not spaces[most]):
-                yield gathered()
-                group = []
-            group.append(place)
-        yield gathered()
+        return cohorts_of(sizes, spaces, local, self.federation.features, outputs)
 
     def _space_for(self, local: Local, samples: int, in_samples: type[Samples] | None) -> type[Plain] | type[Samples]:
         """Where a client with so many samples works, if the algorithm allows for sample space or does not."""
@@ -230,7 +198,8 @@ class Simulation:
             return Samples
         sizes, features = self.federation.train.sizes[who], self.federation.features
         work = sum(cost(local, n, features, in_samples=True) for n in sizes.tolist()) * self.model.classes
-        return compiled_samples() if work > MUCH else Samples
+        lanes = len(got["model"]) if got["model"].dim() == 3 else 1
+        return compiled_samples() if work > MUCH and lanes * (self.model.classes - 1) >= 3 else Samples
 
     def _gradients(self, algorithm: Algorithm, got: Tensors) -> int:
         """How many gradients a step takes; 0 if it takes more than + and − of vectors and × by scalars.
@@ -248,7 +217,7 @@ class Simulation:
                 self._tried[kind] = 0
         return self._tried[kind]
 
-    def _script(self, algorithm: Algorithm, local: Local, got: Tensors, cohorts: list["Cohort"]) -> Script | None:
+    def _script(self, algorithm: Algorithm, local: Local, got: Tensors, cohorts: list[Cohort]) -> Script | None:
         """The steps of those in sample space, written down as far as the one with the most takes them.
 
         It is the same in every round, unless the algorithm is not.
@@ -316,19 +285,6 @@ def take_steps(algorithm: Algorithm, space: Space, got: Tensors, memory: Tensors
             w = space.settle(k, new, w)
             memory = {name: space.settle(k, value, memory[name]) for name, value in new_memory.items()}
         return space.lower(w), memory
-
-
-@dataclass(frozen=True)
-class Cohort:
-    """Clients that are processed together: their places among those present, where they work, and how long about.
-
-    steps  how many the one with the most samples takes
-    """
-
-    places: NDArray[np.int64]
-    space: type[Plain] | type[Samples]
-    steps: int
-    cost: float
 
 
 def torch_seed(*parts: int) -> int:

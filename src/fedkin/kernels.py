@@ -1,168 +1,34 @@
-"""Products of a few rows with large matrices that stay the same, compiled for this machine by Numba (`fedkin[fast]`).
+"""The local steps of softmax regression in sample space, compiled for this machine by Numba (`fedkin[fast]`).
 
-A library of linear algebra copies both factors into an order of its own before it multiplies them. That pays where
-every number is used hundreds of times, not with the ten rows of a softmax regression or the forty of a sweep. Here a
-matrix that is multiplied in every step is put in order once (`panels`), and samples are taken as they lie.
+Nearly all of the work is products of a few rows with large matrices that stay the same. A library of linear algebra
+copies both factors into an order of its own before it multiplies them. That pays where every number is used hundreds of
+times, not with the ten rows of a softmax regression or the forty of a sweep. Here a matrix that is multiplied in every
+step is put in order once (`panels`), and samples are put in order a piece at a time while the next piece is fetched.
 
-The loops are Numba's; what they do innermost is written in vectors of eight numbers, so that it does not depend on
-what the compiler makes of it. Everything is done by one thread, without Python's lock.
+Softmax sees only how far scores differ, and residuals sum to zero: so everything is kept less the last class's, and one
+row of K is saved.
+
+Everything is done by one thread, without Python's lock.
 """
 
-import math
 from collections.abc import Callable
 from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from llvmlite import ir
-from numba import njit, types
-from numba.core import cgutils
-from numba.extending import intrinsic
+from numba import njit
 from torch import Tensor
 
-LANE = 8  # numbers of a vector: a register of AVX; where registers are shorter, a vector takes several
+from fedkin.vectors import LANE, NUMBER, NUMBER_TYPE, VECTOR, Vectors, vector_code
+
 WIDTH = 2 * LANE  # columns of a panel
-LINE, VECTOR, NUMBER = 4 * WIDTH, 4 * LANE, 4  # bytes of a panel's row, of a vector, of a number
+LINE = 4 * WIDTH  # bytes of a panel's row
 
 
-def compiled(signature: str) -> Any:
+def compiled(signature: str) -> Callable[[Any], Any]:
     """Compile for arguments of these types, once: the result is kept on disk."""
     return njit(signature, nogil=True, error_model="numpy", cache=True)
-
-
-# -- vectors -----------------------------------------------------------------------------------------------------------
-
-NUMBER_TYPE, ADDRESS_TYPE, WORD_TYPE = ir.FloatType(), ir.IntType(64), ir.IntType(32)
-VECTOR_TYPE, BYTES_TYPE = ir.VectorType(NUMBER_TYPE, LANE), ir.IntType(8).as_pointer()
-
-
-class Vectors:
-    """Writes code with vectors. Addresses are numbers; `at` does sums and products with them."""
-
-    def __init__(self, builder: Any) -> None:
-        self.builder = builder
-        self._multiply_add = self._builtin(f"llvm.fma.v{LANE}f32", VECTOR_TYPE, *[VECTOR_TYPE] * 3)
-        self._prefetch = self._builtin("llvm.prefetch.p0", ir.VoidType(), BYTES_TYPE, *[WORD_TYPE] * 3)
-        self.zero = self.constant(0.0)
-
-    def _builtin(self, name: str, gives: Any, *takes: Any) -> Any:
-        return cgutils.get_or_insert_function(self.builder.module, ir.FunctionType(gives, takes), name)
-
-    def at(self, start: Any, *steps: tuple[Any, Any]) -> Any:
-        """The start plus the products."""
-        for step, times in steps:
-            both = [ir.Constant(ADDRESS_TYPE, n) if isinstance(n, int) else n for n in (step, times)]
-            start = self.builder.add(start, self.builder.mul(*both))
-        return start
-
-    def load(self, address: Any, kind: Any = VECTOR_TYPE) -> Any:
-        """The vector that is there."""
-        return self.builder.load(self.builder.inttoptr(address, kind.as_pointer()), align=NUMBER)
-
-    def store(self, vector: Any, address: Any) -> None:
-        """Put a vector there."""
-        self.builder.store(vector, self.builder.inttoptr(address, VECTOR_TYPE.as_pointer()), align=NUMBER)
-
-    def spread(self, address: Any) -> Any:
-        """The number that is there, in all places of a vector."""
-        return self.everywhere(self.load(address, NUMBER_TYPE))
-
-    def everywhere(self, number: Any) -> Any:
-        """A number in all places of a vector."""
-        anything = ir.Constant(VECTOR_TYPE, ir.Undefined)
-        first = self.builder.insert_element(anything, number, ir.Constant(WORD_TYPE, 0))
-        return self._shuffled(first, anything, [0] * LANE)
-
-    def turned(self, rows: list[Any]) -> list[Any]:
-        """Eight vectors as the rows of a square: its columns."""
-        step = 1
-        while step < LANE:
-            # Exchange squares of `step` numbers across the diagonal of squares of twice as many.
-            upper = [j if j // step % 2 == 0 else j - step + LANE for j in range(LANE)]
-            lower = [j + step if j // step % 2 == 0 else j + LANE for j in range(LANE)]
-            done = list(rows)
-            for i in range(LANE):
-                if i // step % 2 == 0:
-                    pair = rows[i], rows[i + step]
-                    done[i], done[i + step] = self._shuffled(*pair, upper), self._shuffled(*pair, lower)
-            rows, step = done, 2 * step
-        return rows
-
-    def _shuffled(self, one: Any, other: Any, places: list[int]) -> Any:
-        return self.builder.shuffle_vector(one, other, ir.Constant(ir.VectorType(WORD_TYPE, LANE), places))
-
-    def multiply_add(self, one: Any, other: Any, to: Any) -> Any:
-        """The product, added to what there is."""
-        return self.builder.call(self._multiply_add, [one, other, to])
-
-    def constant(self, number: float) -> Any:
-        """The number in all places of a vector."""
-        return ir.Constant(VECTOR_TYPE, [number] * LANE)
-
-    def larger(self, one: Any, other: Any) -> Any:
-        """The larger of the two; the first where that cannot be told, so that what is not a number stays so."""
-        return self.builder.select(self.builder.fcmp_ordered("<", one, other), other, one)
-
-    def exp(self, x: Any) -> Any:
-        """eˣ for x ≤ 0, as 2ⁿ·e^f with a whole number n and |f| ≤ ln 2 / 2, where a Taylor series of order 7 will do."""
-        builder, words = self.builder, ir.VectorType(WORD_TYPE, LANE)
-        x = self.larger(x, self.constant(-87.0))  # below, single precision has hardly anything
-        # Adding 1.5·2²³ rounds to a whole number, and leaves it in the last bits.
-        large = self.constant(1.5 * 2**23)
-        rounded = self.multiply_add(x, self.constant(1.4426950408889634), large)
-        n = builder.fsub(rounded, large)
-        # ln 2 in two parts, of which the first has so few digits that n times it is exact.
-        f = self.multiply_add(n, self.constant(-0.693359375), x)
-        f = self.multiply_add(n, self.constant(2.1219444005469057e-4), f)
-        series = self.constant(1 / math.factorial(7))
-        for k in reversed(range(7)):
-            series = self.multiply_add(series, f, self.constant(1 / math.factorial(k)))
-        # A number's exponent begins at its 23rd bit, and is 127 for 2⁰.
-        exponent = builder.shl(builder.bitcast(rounded, words), ir.Constant(words, [23] * LANE))
-        power = builder.bitcast(builder.add(exponent, ir.Constant(words, [127 << 23] * LANE)), VECTOR_TYPE)
-        return builder.fmul(series, power)
-
-    def fetch(self, address: Any) -> None:
-        """Have the memory bring what is there into the cache."""
-        reading, near, data = (ir.Constant(WORD_TYPE, n) for n in (0, 3, 1))
-        self.builder.call(self._prefetch, [self.builder.inttoptr(address, BYTES_TYPE), reading, near, data])
-
-    def loop(self, times: Any, vectors: list[Any], body: Callable[[Any, list[Any]], list[Any]]) -> list[Any]:
-        """Carry vectors through a loop with k = 0, 1, …; at least once."""
-        builder, before = self.builder, self.builder.block
-        inside, after = builder.append_basic_block("loop"), builder.append_basic_block("after")
-        builder.branch(inside)
-        builder.position_at_end(inside)
-        k, carried = builder.phi(ADDRESS_TYPE), [builder.phi(VECTOR_TYPE) for _ in vectors]
-        results = body(k, carried)
-        last = builder.block  # another than `inside` if there is a loop in the loop
-        following = builder.add(k, ir.Constant(ADDRESS_TYPE, 1))
-        k.add_incoming(ir.Constant(ADDRESS_TYPE, 0), before)
-        k.add_incoming(following, last)
-        for variable, start, result in zip(carried, vectors, results, strict=True):
-            variable.add_incoming(start, before)
-            variable.add_incoming(result, last)
-        builder.cbranch(builder.icmp_signed("<", following, times), inside, after)
-        builder.position_at_end(after)
-        return results
-
-
-def vector_code(arguments: int, write: Callable[..., None]) -> Any:
-    """A function of so many addresses and counts for Numba, of the code that is written."""
-    names = ", ".join(f"a{i}" for i in range(arguments))
-
-    def typed(_: Any, *__: Any) -> Any:
-        def code(context: Any, builder: Any, ___: Any, values: Any) -> Any:
-            write(Vectors(builder), *values)
-            return context.get_dummy_value()
-
-        return types.void(*[types.int64] * arguments), code
-
-    # Numba goes by the number of named arguments.
-    made: dict[str, Any] = {"typed": typed}
-    exec(f"def function(context, {names}): return typed(context, {names})", made)
-    return intrinsic(made["function"])
 
 
 # -- rows times panels -------------------------------------------------------------------------------------------------
@@ -181,9 +47,9 @@ def _tile(height: int) -> Any:
     Every number of the panel is read once for all rows. Meanwhile what comes next is fetched.
     """
 
-    def write(  # type: ignore[no-untyped-def]
-        v: Vectors, rows, row, scale, panel, length, out, out_row, ahead, by
-    ) -> None:
+    def write(v: Vectors, *places: Any) -> None:
+        rows, row, scale, panel, length, out, out_row, ahead, by = places
+
         def line(k: Any, sums: list[Any]) -> list[Any]:
             columns = [v.load(v.at(panel, (LINE, k), (VECTOR, j))) for j in range(2)]
             v.fetch(v.at(ahead, (by, k)))
@@ -197,7 +63,7 @@ def _tile(height: int) -> Any:
                 place = v.at(out, (out_row, i), (VECTOR, j))
                 v.store(v.multiply_add(by_scale, sums[2 * i + j], v.load(place)), place)
 
-    return vector_code(9, write)
+    return vector_code(write)
 
 
 # Of sixteen registers two hold a line of the panel and one a row's number, so there may be twelve sums.
@@ -214,18 +80,20 @@ def _tiles(count):  # type: ignore[no-untyped-def]
 def _add(rows, row, scale, count, panel, length, out, out_row, ahead, ahead_tile, by):  # type: ignore[no-untyped-def]
     """Add rows times a panel, in tiles of about the same height; each fetches its share of what comes next."""
     tiles = _tiles(count)
-    for tile in range(tiles):
-        height = count // tiles + (tile < count % tiles)
+    for number in range(tiles):
+        height = count // tiles + (number < count % tiles)
+        tile = (rows, row, scale, panel, length, out, out_row, ahead, by)
         if height == 6:
-            _six_rows(rows, row, scale, panel, length, out, out_row, ahead, by)
+            _six_rows(tile)
         elif height == 5:
-            _five_rows(rows, row, scale, panel, length, out, out_row, ahead, by)
+            _five_rows(tile)
         elif height == 4:
-            _four_rows(rows, row, scale, panel, length, out, out_row, ahead, by)
+            _four_rows(tile)
         else:
-            _three_rows(rows, row, scale, panel, length, out, out_row, ahead, by)
+            _three_rows(tile)
         rows, scale, out = rows + height * row, scale + height * NUMBER, out + height * out_row
         ahead += ahead_tile
+
 
 # -- the local steps of softmax regression -----------------------------------------------------------------------------
 
@@ -262,7 +130,7 @@ def _write_residual(v: Vectors, z: Any, row: Any, others: Any, onehot: Any, oneh
     v.loop(others, [], less_the_last)
 
 
-_residual = vector_code(6, _write_residual)
+_residual = vector_code(_write_residual)
 
 
 @compiled(
@@ -280,7 +148,7 @@ def _softmax_steps(  # type: ignore[no-untyped-def]
         widest = max(widest, batches[k, 1] - batches[k, 0])
     z = np.zeros((rows, (widest + WIDTH - 1) // WIDTH * WIDTH), dtype=np.float32)
     by_row = np.empty(rows, dtype=np.float32)
-    tiles = (rows + MOST - 1) // MOST
+    tiles = _tiles(rows)
     for c in range(clients):
         own = trail[c]
         for k in range(steps):
@@ -305,9 +173,11 @@ def _softmax_steps(  # type: ignore[no-untyped-def]
             for lane in range(lanes):
                 for b in range(0, width, LANE):
                     _residual(
-                        *(z.ctypes.data + lane * others * z.strides[0] + b * NUMBER, z.strides[0], others),
-                        *(onehot.ctypes.data + c * onehot.strides[0] + (start + b) * NUMBER, onehot.strides[1]),
-                        weight.ctypes.data + c * weight.strides[0] + (start + b) * NUMBER,
+                        (
+                            *(z.ctypes.data + lane * others * z.strides[0] + b * NUMBER, z.strides[0], others),
+                            *(onehot.ctypes.data + c * onehot.strides[0] + (start + b) * NUMBER, onehot.strides[1]),
+                            weight.ctypes.data + c * weight.strides[0] + (start + b) * NUMBER,
+                        )
                     )
             for r in range(rows):
                 lane = r // others
@@ -335,9 +205,6 @@ def softmax_steps(
     scalars: Scalars, known: Tensor, batches: Tensor, panels: Tensor, onehot: Tensor, weight: Tensor, trail: Tensor
 ) -> None:
     """All local steps of clients in sample space, on their trail (c, L·(K−1), n), which is zero before.
-
-    Softmax sees only how far scores differ, and residuals sum to zero: so all is less the last class's, and one row
-    of K is saved.
 
     known (S, c, L·(K−1), n + 16)  scores of all samples under received vectors, and room to spare
     batches (T, 4)                 for every step: its samples from … to …, how far the trail reaches, its first panel
@@ -371,7 +238,7 @@ def _write_turned(v: Vectors, x: Any, sample: Any, panel: Any, lines: Any) -> No
     v.loop(lines, [], turn)
 
 
-_turn = vector_code(4, _write_turned)
+_turn = vector_code(_write_turned)
 
 
 @compiled("(float32[:, :, :], float32[:, :, ::1], float32[:, :, :])")
@@ -386,14 +253,16 @@ def _scores(rows, x, out):  # type: ignore[no-untyped-def]
         for start in range(0, samples, WIDTH):
             j = min(start, samples - WIDTH)  # the last sixteen may hold some of those before again
             own = x.ctypes.data + c * x.strides[0] + j * x.strides[1]
-            _turn(own, x.strides[1], panel.ctypes.data, features // WIDTH)
+            _turn((own, x.strides[1], panel.ctypes.data, features // WIDTH))
             z[:] = 0
             following = own + WIDTH * x.strides[1]
             _add(
                 *(weight, rows.strides[1], ones.ctypes.data, count, panel.ctypes.data, features),
                 *(z.ctypes.data, z.strides[0], following, WIDTH * x.strides[1] // tiles, LINE // tiles),
             )
-            out[c, :, j : j + WIDTH] = z
+            for r in range(count):
+                for i in range(WIDTH):
+                    out[c, r, j + i] = z[r, i]
 
 
 def add_sums(less: Tensor, scale: Tensor, x: Tensor, out: Tensor) -> None:
@@ -408,7 +277,7 @@ def add_sums(less: Tensor, scale: Tensor, x: Tensor, out: Tensor) -> None:
 
 def restored(less: Tensor, lanes: int) -> Tensor:
     """Rows that sum to zero, (c, L, K, …), from what they are less the last, (c, L·(K−1), …)."""
-    less = less.unflatten(1, (lanes, -1))
+    less = less.view(len(less), lanes, -1, *less.shape[2:])
     last = less.sum(2, keepdim=True) / -(less.shape[2] + 1)
     return torch.cat([less + last, last], dim=2)
 
@@ -424,7 +293,7 @@ def _write_copied(v: Vectors, x: Any, panels: Any, panel: Any, width: Any) -> No
     v.loop(width, [], copy)
 
 
-_copy = vector_code(4, _write_copied)
+_copy = vector_code(_write_copied)
 
 
 def _write_classes(v: Vectors, less: Any, row: Any, others: Any, out: Any, out_row: Any, vectors: Any) -> None:
@@ -453,7 +322,7 @@ def _write_classes(v: Vectors, less: Any, row: Any, others: Any, out: Any, out_r
     v.loop(vectors, [], add)
 
 
-_add_classes = vector_code(6, _write_classes)
+_add_classes = vector_code(_write_classes)
 TALL, BROAD = 64, 16  # samples, and panels of features, that are put in order at a time
 
 
@@ -475,7 +344,7 @@ def _add_sums(rows, scale, x, out):  # type: ignore[no-untyped-def]
                 tall = min(most, samples - j)
                 own = x.ctypes.data + c * x.strides[0] + j * x.strides[1] + d * LINE
                 for i in range(tall):
-                    _copy(own + i * x.strides[1], block.ctypes.data + i * LINE, block.strides[0], broad)
+                    _copy((own + i * x.strides[1], block.ctypes.data + i * LINE, block.strides[0], broad))
                 for p in range(broad):
                     panel, place = block.ctypes.data + p * block.strides[0], total.ctypes.data + p * LINE
                     following = own + (most + p * tiles) * x.strides[1]
@@ -486,4 +355,4 @@ def _add_sums(rows, scale, x, out):  # type: ignore[no-untyped-def]
             for lane in range(lanes):
                 less = total.ctypes.data + lane * others * total.strides[0]
                 place = out.ctypes.data + c * out.strides[0] + lane * out.strides[1] + d * LINE
-                _add_classes(less, total.strides[0], others, place, out.strides[2], 2 * broad)
+                _add_classes((less, total.strides[0], others, place, out.strides[2], 2 * broad))

@@ -1,0 +1,261 @@
+"""Compiled steps: every product against PyTorch's, and whole rounds against plain parameters, a client at a time."""
+
+import builtins
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from conftest import small_federation
+from fedkin import engine
+from fedkin.algorithms import Algorithm, FedAvg, FedKin, FedProx, Vector
+from fedkin.engine import Simulation, State
+from fedkin.graph import build_graph
+from fedkin.lanes import together
+from fedkin.local import Local
+from fedkin.models import MLP, Model, Softmax
+from fedkin.samples import Samples
+from fedkin.schedules import Schedule
+
+pytest.importorskip("numba")
+
+from fedkin import kernels
+from fedkin.compiled import Compiled
+
+# Some below what is worth it, some that fill their batches and panels, some that do not.
+SIZES = (70, 130, 64, 64, 20, 101)
+LOCAL = Local(epochs=3, batch_size=48, l2=0.05)
+SHAPES = [(1, 3, 16, 16), (2, 7, 50, 40), (1, 10, 64, 100), (3, 13, 33, 65), (2, 36, 37, 64)]  # clients, rows, n, D
+
+
+@pytest.fixture(autouse=True)
+def _worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However little there is to do."""
+    monkeypatch.setattr(engine, "MUCH", 0)
+
+
+def drawn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def simulation(algorithm: Algorithm, local: Local = LOCAL, classes: int = 4, **other: Any) -> Simulation:
+    federation = small_federation(SIZES, features=150, classes=classes)
+    graph = build_graph(federation)
+    return Simulation(federation, Softmax(150, classes), algorithm, graph, graph.degrees, local, seed=3, **other)
+
+
+def played(run: Simulation, rounds: int = 3) -> State:
+    state = run.start()
+    for _ in range(rounds):
+        state = run.advance(state)
+    return state
+
+
+def spaces(run: Simulation) -> set[type]:
+    """Where clients with enough samples were."""
+    return {type(space) for space in run._kept.values() if space.ready.x.shape[1] >= 64}
+
+
+def assert_plain(run: Simulation) -> None:
+    quick, plain = played(run), played(replace(run, stacked=False, _kept={}))
+    assert spaces(run) == {Compiled}
+    for name, value in plain.server.items():
+        torch.testing.assert_close(quick.server[name], value, rtol=1e-4, atol=2e-6)
+
+
+# -- products ----------------------------------------------------------------------------------------------------------
+
+
+def test_panels_by_hand() -> None:
+    """Two rows of twenty columns: sixteen and four, filled up."""
+    panels = kernels.panels(torch.arange(40.0).view(1, 2, 20))
+    assert panels.shape == (1, 2, 2, 16)
+    assert panels[0, 0].tolist() == [list(range(16)), list(range(20, 36))]
+    assert panels[0, 1].tolist() == [[16, 17, 18, 19] + 12 * [0], [36, 37, 38, 39] + 12 * [0]]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("shared", [False, True], ids=["own weights", "shared weights"])
+def test_scores(shape: tuple[int, ...], shared: bool) -> None:
+    clients, rows, samples, features = shape
+    x = drawn(clients, samples, features)
+    weight = drawn(1, rows, features).expand(clients, -1, -1) if shared else drawn(clients, rows, features)
+    room = torch.full((clients, rows, samples + 16), 7.0)
+    kernels.scores(weight, x, room[..., :samples])
+    torch.testing.assert_close(room[..., :samples], weight @ x.mT, rtol=1e-5, atol=1e-4)
+    assert (room[..., samples:] == 7).all(), "nothing else was touched"
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_sums_of_rows_that_are_given_less_the_last(shape: tuple[int, ...]) -> None:
+    clients, rows, samples, features = shape
+    lanes = 3 if rows % 3 == 0 else 1
+    a = drawn(clients, lanes, rows // lanes + 1, samples)
+    a -= a.mean(2, keepdim=True)  # those of a lane sum to zero
+    less = (a[:, :, :-1] - a[:, :, -1:]).flatten(1, 2)
+    torch.testing.assert_close(kernels.restored(less, lanes), a)
+    x, scale = drawn(clients, samples, features), torch.arange(1.0, lanes + 1)
+    out = drawn(clients, lanes, rows // lanes + 1, features, seed=1)
+    expected = out + scale.view(-1, 1, 1) * (a.flatten(1, 2) @ x).view(out.shape)
+    kernels.add_sums(less, scale.repeat_interleave(rows // lanes), x, out)
+    torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-4)
+
+
+# -- one step ----------------------------------------------------------------------------------------------------------
+
+
+def residual(z: Tensor, label: int = 0) -> Tensor:
+    """The residual r = softmax(z) − onehot of samples with scores z (K, n), by one compiled step."""
+    classes, samples = z.shape
+    known = torch.zeros(1, 1, classes - 1, samples + 16)
+    known[0, 0, :, :samples] = z[:-1] - z[-1]
+    onehot, weight = torch.zeros(1, classes, samples + 16), torch.ones(1, samples + 16)
+    onehot[:, label] = 1
+    trail, one = torch.zeros(1, classes - 1, samples), torch.ones(1, 1)
+    batches = torch.tensor([[0, samples, 0, 0]])
+    panels = kernels.panels(torch.eye(samples)[None])
+    kernels.softmax_steps(kernels.Scalars(one[None], one, one, one), known, batches, panels, onehot, weight, trail)
+    return kernels.restored(trail, 1)[0, 0]
+
+
+def test_residual_by_hand() -> None:
+    """Scores ln 1, ln 2, ln 3, ln 4: probabilities are tenths."""
+    z = torch.tensor([1.0, 2.0, 3.0, 4.0]).log()[:, None].expand(4, 5)
+    expected = torch.tensor([0.1 - 1, 0.2, 0.3, 0.4])[:, None].expand(4, 5)
+    torch.testing.assert_close(residual(z), expected)
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 30.0, 1e4])
+def test_residual_of_any_scores(scale: float) -> None:
+    z = scale * drawn(5, 203)
+    expected = torch.softmax(z.double(), 0)
+    expected[0] -= 1
+    torch.testing.assert_close(residual(z).double(), expected, rtol=1e-5, atol=3e-7)
+
+
+def test_what_is_not_a_number_stays_so_and_stays_alone() -> None:
+    z = drawn(4, 40)
+    z[1, 3], z[2, 17] = float("nan"), float("inf")
+    r = residual(z)
+    assert r[:, [3, 17]].isnan().all()
+    assert np.isfinite(np.delete(r.numpy(), [3, 17], axis=1)).all()
+
+
+# -- whole rounds ------------------------------------------------------------------------------------------------------
+
+MEMBERS = [
+    FedAvg(step_size=0.02),
+    FedProx(step_size=0.02, alpha=7.0),
+    FedKin(step_size=0.02, beta=0.6),
+    FedKin(step_size=0.01, beta=Schedule(0.3, 1.0, over=2)),
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drifter(FedKin):
+    """Asks for gradients at another mixture of w̄ and u in every step, so both have to be scored."""
+
+    def step(
+        self, w: Vector, got: dict[str, Vector], memory: dict[str, Tensor], gradient: Callable[[Vector], Vector]
+    ) -> tuple[Vector, dict[str, Tensor]]:
+        w = 0.9 * w + 0.1 * got["anchor"]
+        return w - self.step_size * gradient(w), memory
+
+
+@pytest.mark.parametrize("algorithm", [*MEMBERS, Drifter(step_size=0.02)], ids=lambda a: type(a).__name__)
+def test_one_run(algorithm: Algorithm) -> None:
+    assert_plain(simulation(algorithm))
+
+
+@pytest.mark.parametrize("penalties", [(0.05,) * 4, (0.0, 0.3, 0.1, 60.0)], ids=["one penalty", "penalties"])
+def test_lanes(penalties: tuple[float, ...]) -> None:
+    """Two classes are enough for lanes; with a penalty of 60 the trail shrinks so much that it has to be rescaled."""
+    for classes in (2, 5):
+        runs = [simulation(m, replace(LOCAL, l2=l2), classes) for m, l2 in zip(MEMBERS, penalties, strict=True)]
+        assert_plain(together(runs))
+
+
+@pytest.mark.parametrize(
+    "local", [Local(epochs=2, batch_size=None), Local(steps=5), Local(epochs=1, batch_size=16)], ids=str
+)
+def test_other_batches(local: Local) -> None:
+    run = simulation(FedKin(step_size=0.02, beta=0.6), local)
+    quick, plain = played(run), played(replace(run, stacked=False, _kept={}))
+    torch.testing.assert_close(quick.server["model"], plain.server["model"], rtol=1e-4, atol=2e-6)
+
+
+def test_a_lane_that_diverges_does_not_touch_the_others() -> None:
+    calm = simulation(FedKin(step_size=0.02, beta=0.6))
+    wild = replace(calm, algorithm=FedAvg(step_size=1e30), _kept={})
+    both, alone = played(together([calm, wild])), played(calm)
+    assert not both.server["model"][1].isfinite().all()
+    torch.testing.assert_close(both.server["model"][0], alone.server["model"], rtol=1e-5, atol=1e-7)
+
+
+def test_rounds_are_the_same_with_any_number_of_threads() -> None:
+    models, before = [], torch.get_num_threads()
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            models.append(played(simulation(FedKin(step_size=0.02)), rounds=1).server["models"])
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(*models)
+
+
+# -- when it is used ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "classes"),
+    [
+        ({"local": replace(LOCAL, clip=0.5)}, 4),
+        ({"local": replace(LOCAL, order="shuffled")}, 4),
+        ({"take_part": 4}, 4),
+        ({}, 3),  # two rows: too few for a tile
+    ],
+    ids=["clipped", "shuffled", "not all present", "few rows"],
+)
+def test_where_it_cannot_be_used(change: dict[str, Any], classes: int) -> None:
+    run = simulation(FedKin(step_size=0.02), classes=classes, **change)
+    quick, plain = played(run), played(replace(run, stacked=False, _kept={}))
+    assert Compiled not in spaces(run)
+    torch.testing.assert_close(quick.server["model"], plain.server["model"], rtol=1e-4, atol=2e-6)
+
+
+def test_a_network_has_no_use_for_it() -> None:
+    model: Model = MLP(150, 4, hidden=8)
+    run = replace(simulation(FedAvg(step_size=0.1)), model=model)
+    played(run, 1)
+    assert spaces(run) == {Samples}
+
+
+def test_little_work_is_not_worth_loading_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "MUCH", 1e9)
+    run = simulation(FedAvg(step_size=0.1))
+    played(run, 1)
+    assert spaces(run) == {Samples}
+
+
+def test_without_numba_all_is_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = played(simulation(FedKin(step_size=0.02)))
+    real = builtins.__import__
+
+    def without(name: str, *others: Any) -> Any:
+        if name == "fedkin.compiled":
+            raise ImportError(name)
+        return real(name, *others)
+
+    engine.compiled_samples.cache_clear()
+    monkeypatch.setattr(builtins, "__import__", without)
+    try:
+        run = simulation(FedKin(step_size=0.02))
+        state = played(run)
+    finally:
+        engine.compiled_samples.cache_clear()
+    assert spaces(run) == {Samples}
+    torch.testing.assert_close(state.server["model"], expected.server["model"], rtol=1e-4, atol=2e-6)
