@@ -61,7 +61,8 @@ class Combination:
 def factor(scalar: Scalar, device: torch.device) -> Scalar:
     """A combination's scalar as what a tensor (…, P) or (…, O, n) can be multiplied by."""
     if isinstance(scalar, np.ndarray):
-        return torch.from_numpy(scalar.astype(np.float32)).to(device)
+        with np.errstate(over="ignore"):  # a lane that diverges does so in silence
+            return torch.from_numpy(scalar.astype(np.float32)).to(device)
     return scalar
 
 

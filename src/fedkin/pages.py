@@ -3,6 +3,8 @@
 import os
 import platform
 import re
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -15,8 +17,9 @@ def machine() -> str:
     cpuinfo = Path("/proc/cpuinfo")
     found = re.search(r"model name\s*: (.*)", cpuinfo.read_text()) if cpuinfo.exists() else None
     processor = found[1] if found else platform.processor() or platform.machine()
-    versions = f"Python {platform.python_version()}, PyTorch {torch.__version__}, fedkin {fedkin.__version__}"
-    return f"{processor}, {os.cpu_count()} cores, {platform.system()}, {versions}"
+    compiler = f"Numba {version('numba')}" if find_spec("numba") else "without Numba"
+    versions = f"Python {platform.python_version()}, PyTorch {torch.__version__}, {compiler}"
+    return f"{processor}, {os.cpu_count()} cores, {platform.system()}, {versions}, fedkin {fedkin.__version__}"
 
 
 def with_section(text: str, name: str, content: str, command: str = "bench") -> str:
