@@ -24,6 +24,7 @@ from fedkin.errors import BadInput
 from fedkin.federation import Federation
 from fedkin.graph import SimilarityGraph
 from fedkin.local import Local
+from fedkin.memory import room
 from fedkin.models import Layered, Model, Softmax, seeded
 from fedkin.samples import FEW, Samples, Script, cost, prepare, samples_pay
 from fedkin.spaces import Fused, Plain, Space, is_run
@@ -97,7 +98,7 @@ class Simulation:
         who = self.select(state.round)
         got = self.sent(algorithm, state, who)
         replies: Tensors = {}
-        models = got["model"].new_empty(got["model"].shape)  # those that clients end with
+        models = room(got["model"], *got["model"].shape)  # those that clients end with
         memory = {name: value.clone() for name, value in state.memory.items()}
         in_samples = self._in_samples(algorithm, local, got, who, memory)
         cohorts = list(self._cohorts(who, local, in_samples))
@@ -117,8 +118,8 @@ class Simulation:
                 w, own = take_steps(algorithm, space, mine, own, max(space.counts))
             steps = torch.tensor(space.counts, device=self.device)
             for name, value in algorithm.reply(w, mine, own, steps).items():
-                room = models if value is w else value.new_empty(*value.shape[:-2], len(who), value.shape[-1])
-                whole = replies.setdefault(name, room)
+                new = models if value is w else value.new_empty(*value.shape[:-2], len(who), value.shape[-1])
+                whole = replies.setdefault(name, new)
                 if whole is not models or value is not into:  # else it is there already
                     whole[..., places, :] = value
             for name, value in own.items():

@@ -20,6 +20,7 @@ from scipy.spatial.distance import pdist, squareform
 
 from fedkin.errors import BadInput
 from fedkin.federation import Federation
+from fedkin.memory import room
 
 Floats = NDArray[np.float64]
 Matrix = Any  # (C, C) float64, an array or a sparse csr_array
@@ -249,9 +250,10 @@ class SimilarityGraph:
 
 def mixed(rows: Matrix, models: torch.Tensor) -> torch.Tensor:
     """Σₙ rows_in·wₙ of models (…, n, P), for every row i: (…, i, P). Where rows are sparse, so is the work."""
+    out = room(models, *models.shape[:-2], rows.shape[0], models.shape[-1])
     if not isinstance(rows, csr_array):
-        return models.new_tensor(rows) @ models
-    out = models.new_zeros(*models.shape[:-2], rows.shape[0], models.shape[-1])
+        return torch.matmul(models.new_tensor(rows), models, out=out)
+    out.zero_()
     if rows.nnz:
         index, first = (
             torch.as_tensor(part, dtype=torch.int64, device=models.device) for part in (rows.indices, rows.indptr)

@@ -1,0 +1,56 @@
+"""Memory that is used again: never while anybody has a part of it."""
+
+import gc
+
+import pytest
+import torch
+
+from fedkin import memory
+from fedkin.memory import room
+
+LIKE = torch.zeros(1)
+SIZE = memory.LARGE
+
+
+@pytest.fixture(autouse=True)
+def _nothing_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "_blocks", [])
+
+
+def test_memory_is_used_again_once_it_is_free() -> None:
+    first = room(LIKE, 4, SIZE // 4)
+    assert first.shape == (4, SIZE // 4)
+    assert first.dtype == torch.float32
+    assert first.data_ptr() % 64 == 0, "lines of the cache"
+    place = first.data_ptr()
+    second = room(LIKE, SIZE)
+    assert second.data_ptr() != place
+    del first
+    gc.collect()
+    assert room(LIKE, SIZE).data_ptr() == place
+
+
+@pytest.mark.parametrize("part", [lambda t: t[1], lambda t: t.mT, lambda t: t.view(-1)[5:], lambda t: t.numpy()])
+def test_a_part_is_enough_to_keep_it(part: object) -> None:
+    assert callable(part)
+    whole = room(LIKE, 4, SIZE // 4).fill_(1.0)
+    kept = part(whole)
+    del whole
+    gc.collect()
+    room(LIKE, 4, SIZE // 4).fill_(2.0)
+    assert (kept == 1).all()
+
+
+def test_of_other_sizes_nothing_is_kept() -> None:
+    room(LIKE, SIZE)
+    big = room(LIKE, 2 * SIZE)
+    gc.collect()
+    room(LIKE, 3 * SIZE)
+    assert [len(block.whole) for block in memory._blocks] == [2 * SIZE, 3 * SIZE]
+    assert big.numel() == 2 * SIZE
+
+
+def test_what_is_small_or_of_another_type_is_left_to_others() -> None:
+    room(LIKE, SIZE - 1)
+    assert room(LIKE.double(), SIZE).dtype == torch.float64
+    assert not memory._blocks
