@@ -4,6 +4,7 @@ The system hands out large memory page by page, each filled with zeros at its fi
 is free. For arrays that are needed anew in every round that is as much work as computing what goes into them.
 """
 
+import itertools
 import math
 import threading
 import weakref
@@ -16,6 +17,7 @@ from torch import Tensor
 
 LARGE = 1 << 20  # numbers (4 bytes each); what is smaller the C library keeps itself
 ALIGNED = 16  # numbers: a line of the cache
+LONG = 16  # times that room is asked for
 
 
 @dataclass
@@ -24,6 +26,7 @@ class Block:
 
     whole: NDArray[np.float32]
     user: weakref.ref[NDArray[np.float32]] | None = None
+    asked: int = 0  # when it was last given out
 
     @property
     def free(self) -> bool:
@@ -39,6 +42,7 @@ class Block:
 
 _blocks: list[Block] = []
 _lock = threading.Lock()
+_times = itertools.count()  # room was asked for so many times
 
 
 def room(like: Tensor, *shape: int) -> Tensor:
@@ -47,12 +51,14 @@ def room(like: Tensor, *shape: int) -> Tensor:
     if size < LARGE or like.device.type != "cpu" or like.dtype != torch.float32:
         return like.new_empty(shape)
     with _lock:
-        # Of other sizes nobody knows whether they will be wanted again.
-        _blocks[:] = [block for block in _blocks if not block.free or len(block.whole) == size]
-        block = next((block for block in _blocks if block.free), None)
+        now = next(_times)
+        # What has not been wanted for so long will not be.
+        _blocks[:] = [block for block in _blocks if not block.free or now - block.asked < LONG]
+        block = next((block for block in _blocks if block.free and len(block.whole) == size), None)
         if block is None:
             block = Block(_aligned(size))
             _blocks.append(block)
+        block.asked = now
         return block.tensor().view(shape)
 
 
