@@ -27,8 +27,15 @@ LINE = 4 * WIDTH  # bytes of a panel's row
 
 
 def compiled(signature: str) -> Callable[[Any], Any]:
-    """Compile for arguments of these types, once: the result is kept on disk."""
-    return njit(signature, nogil=True, error_model="numpy", cache=True)
+    """Compile for arguments of these types, once: the result is kept on disk, if there is a place for it."""
+
+    def made(function: Any) -> Any:
+        try:
+            return njit(signature, nogil=True, error_model="numpy", cache=True)(function)
+        except RuntimeError:  # nowhere may be written
+            return njit(signature, nogil=True, error_model="numpy")(function)
+
+    return made
 
 
 # -- rows times panels -------------------------------------------------------------------------------------------------
