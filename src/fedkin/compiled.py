@@ -27,16 +27,16 @@ class Compiled(Samples):
         self.onehot = ready.x.new_zeros(clients, model.first.outputs, samples + kernels.WIDTH)
         self.onehot[..., :samples] = ready.onehot[:, 0]
         self.weight = ready.x.new_zeros(clients, samples + kernels.WIDTH)
-        made: dict[int, Tensor] = {}  # panels by the first sample of their batch
-        steps = []
+        panels: list[Tensor] = []
+        first: dict[int, int] = {}  # panel of a batch, by the batch's first sample
         for batch in self.batches:
-            rows = batch.rows
-            if rows.start not in made:
-                made[rows.start] = kernels.panels(ready.gram[..., rows])
-                self.weight[:, rows] = batch.weight if isinstance(batch.weight, float) else batch.weight[:, 0, 0]
-            first = sum(panels.shape[1] for start, panels in made.items() if start < rows.start)
-            steps.append((rows.start, rows.stop, batch.reach, first))
-        self.panels, self.steps = torch.cat(list(made.values()), dim=1), torch.tensor(steps)
+            if batch.rows.start not in first:
+                first[batch.rows.start] = sum(one.shape[1] for one in panels)
+                panels.append(kernels.panels(ready.gram[..., batch.rows]))
+                weight = batch.weight
+                self.weight[:, batch.rows] = weight if isinstance(weight, float) else weight[:, 0, 0]
+        self.panels = torch.cat(panels, dim=1)
+        self.steps = torch.tensor([(b.rows.start, b.rows.stop, b.reach, first[b.rows.start]) for b in self.batches])
         self.ready, self.batches = replace(ready, gram=ready.gram.new_empty(0)), []
 
     def play(self, script: Script, got: dict[str, Tensor], into: Tensor | None) -> Tensor:
@@ -87,13 +87,14 @@ def scalars_of(script: Script, lanes: int) -> tuple[tuple[str, ...], kernels.Sca
     def table(rows: list[Scalar]) -> Tensor:
         return torch.stack([per_lane(scalar, lanes) for scalar in rows])
 
-    def second(step: Any, what: Any) -> Scalar:
-        parts = step[what][0] if what in step else []
-        return parts[0].scalar if parts else (1.0 if what is Samples._scale else 0.0)
+    def scalar_of(call: Any, step: Any, otherwise: float) -> Scalar:
+        """That of the only term a call is about, if the step has such a call, and it such a term."""
+        terms = step[call][0] if call in step else []
+        return terms[0].scalar if terms else otherwise
 
     return names, kernels.Scalars(
         torch.stack([table([at.get(name, 0.0) for name in names]) for at in points]),
         table([at.get("trail", 0.0) for at in points]),
-        table([second(step, Samples._scale) for step in steps]),
-        table([second(step, Samples._join) for step in steps]),
+        table([scalar_of(Samples._scale, step, 1.0) for step in steps]),
+        table([scalar_of(Samples._join, step, 0.0) for step in steps]),
     )

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedkin.algorithms import Algorithm, Tensors
-from fedkin.cohorts import Cohort, cohorts_of
+from fedkin.cohorts import Cohort, Where, cohorts_of
 from fedkin.errors import BadInput
 from fedkin.federation import Federation
 from fedkin.graph import SimilarityGraph
@@ -29,8 +29,9 @@ from fedkin.models import Layered, Model, Softmax, seeded
 from fedkin.samples import FEW, Samples, Script, cost, prepare, samples_pay
 from fedkin.spaces import Fused, Plain, Space, is_run
 
-# Rounds of fewer multiplications than this in sample space are over before compiled products are loaded.
-MUCH = 1e9
+# Compiled steps are loaded for rounds of so many multiplications, others are over before that. They work on three rows
+# at the least, one for each lane and each class but the last.
+MUCH, FEWEST_ROWS = 1e9, 3
 
 # Purposes of random numbers: every draw is keyed by (seed, purpose, …), so that no draw depends on how many came
 # before it. That is what makes a resumed run equal an uninterrupted one.
@@ -176,7 +177,7 @@ class Simulation:
         outputs = self.model.first.outputs if isinstance(self.model, Layered) else 0
         return cohorts_of(sizes, spaces, local, self.federation.features, outputs)
 
-    def _space_for(self, local: Local, samples: int, in_samples: type[Samples] | None) -> type[Plain] | type[Samples]:
+    def _space_for(self, local: Local, samples: int, in_samples: type[Samples] | None) -> Where:
         """Where a client with so many samples works, if the algorithm allows for sample space or does not."""
         if in_samples is None:
             return Plain
@@ -200,7 +201,8 @@ class Simulation:
         sizes, features = self.federation.train.sizes[who], self.federation.features
         work = sum(cost(local, n, features, in_samples=True) for n in sizes.tolist()) * self.model.classes
         lanes = len(got["model"]) if got["model"].dim() == 3 else 1
-        return compiled_samples() if work > MUCH and lanes * (self.model.classes - 1) >= 3 else Samples
+        enough = work > MUCH and lanes * (self.model.classes - 1) >= FEWEST_ROWS
+        return compiled_samples() if enough else Samples
 
     def _gradients(self, algorithm: Algorithm, got: Tensors) -> int:
         """How many gradients a step takes; 0 if it takes more than + and − of vectors and × by scalars.
@@ -232,9 +234,7 @@ class Simulation:
             self._scripts[:] = [script]
         return self._scripts[0]
 
-    def _space(
-        self, local: Local, clients: NDArray[np.int64], space: type[Plain] | type[Samples], round: int
-    ) -> Plain | Samples:
+    def _space(self, local: Local, clients: NDArray[np.int64], space: Where, round: int) -> Plain | Samples:
         """Where a cohort works. In sample space much is the same in every round, and kept if the cohort comes again."""
         train, key = self.federation.train, clients.tobytes()
         kept = self._kept.get(key)
