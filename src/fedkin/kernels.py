@@ -1,4 +1,4 @@
-"""The local steps of softmax regression in sample space, compiled for this machine by Numba (`fedkin[fast]`).
+"""A client's round of softmax regression in sample space, compiled for this machine by Numba (`fedkin[fast]`).
 
 Nearly all of the work is products of a few rows with large matrices that stay the same. A library of linear algebra
 copies both factors into an order of its own before it multiplies them. That pays where every number is used hundreds of
@@ -6,7 +6,7 @@ times, not with the ten rows of a softmax regression or the forty of a sweep. He
 step is put in order once (`panels`), and samples are put in order a piece at a time while the next piece is fetched.
 
 Softmax sees only how far scores differ, and residuals sum to zero: so everything is kept less the last class's, and one
-row of K is saved.
+row of K is saved. A bias is the weight of a feature that is always 1: the last one, behind the D of the samples.
 
 Everything is done by one thread, without Python's lock.
 """
@@ -18,9 +18,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numba import njit
+from numpy.typing import NDArray
 from torch import Tensor
 
-from fedkin.vectors import LANE, NUMBER, NUMBER_TYPE, VECTOR, Vectors, vector_code
+from fedkin.vectors import ADDRESS, ADDRESS_TYPE, LANE, NUMBER, VECTOR, Vectors, vector_code
 
 WIDTH = 2 * LANE  # columns of a panel
 LINE = 4 * WIDTH  # bytes of a panel's row
@@ -102,6 +103,191 @@ def _add(rows, row, scale, count, panel, length, out, out_row, ahead, ahead_tile
         ahead += ahead_tile
 
 
+# -- received vectors --------------------------------------------------------------------------------------------------
+
+
+def _write_mixture(v: Vectors, given: Any, by: Any, count: Any, at: Any, plus: Any, out: Any, vectors: Any) -> None:
+    """Something plus Σ by·given, of so many vectors of parameters; all from the same place in them on."""
+
+    def mix(k: Any, _: list[Any]) -> list[Any]:
+        def add(s: Any, total: list[Any]) -> list[Any]:
+            start = v.load(v.at(given, (ADDRESS, s)), ADDRESS_TYPE)
+            part = v.load(v.at(start, (1, at), (v.bytes, k)))
+            return [v.multiply_add(v.spread(v.at(by, (NUMBER, s))), part, total[0])]
+
+        (total,) = v.loop(count, [v.load(v.at(plus, (v.bytes, k)))], add)
+        v.store(total, v.at(out, (v.bytes, k)))
+        return []
+
+    v.loop(vectors, [], mix)
+
+
+_mixture, _mixture_rest = vector_code(_write_mixture), vector_code(_write_mixture, lane=1)
+
+
+@compiled("(int64, int64, int64, int64, int64, int64, int64)")
+def _mix(given, by, count, at, plus, out, length):  # type: ignore[no-untyped-def]
+    """The same for any number of parameters."""
+    whole = length // LANE * LANE
+    if whole > 0:
+        _mixture((given, by, count, at, plus, out, whole // LANE))
+    if whole < length:
+        done = whole * NUMBER
+        _mixture_rest((given, by, count, at + done, plus + done, out + done, length - whole))
+
+
+@compiled("(int64[:, ::1], float32[:, ::1], float32[:, ::1], float32[:, ::1])")
+def mixed_weights(given, by, whole, less):  # type: ignore[no-untyped-def]
+    """Weights Σ by·given (L, S) of received vectors, less the last class's: (L·(K−1), D+1). `whole` is (K, D+1)."""
+    lanes, count = given.shape
+    classes, features = whole.shape[0], whole.shape[1] - 1
+    others = classes - 1
+    for lane in range(lanes):
+        addresses, scalars = given.ctypes.data + lane * given.strides[0], by.ctypes.data + lane * by.strides[0]
+        whole[:] = 0
+        for k in range(classes):
+            row = whole.ctypes.data + k * whole.strides[0]
+            _mix(addresses, scalars, count, k * features * NUMBER, row, row, features)
+            end, bias = row + features * NUMBER, (classes * features + k) * NUMBER
+            _mix(addresses, scalars, count, bias, end, end, 1)
+        for k in range(others):
+            for d in range(features + 1):
+                less[lane * others + k, d] = whole[k, d] - whole[others, d]
+
+
+# -- rows times samples ------------------------------------------------------------------------------------------------
+
+
+def _write_turned(v: Vectors, x: Any, sample: Any, panel: Any, lines: Any) -> None:
+    """Sixteen samples as the columns of a panel, sixteen features at a time."""
+
+    def turn(k: Any, _: list[Any]) -> list[Any]:
+        for j, h in product(range(2), range(2)):
+            rows = [v.load(v.at(x, (sample, j * LANE + i), (LINE, k), (VECTOR, h))) for i in range(LANE)]
+            for i, column in enumerate(v.turned(rows)):
+                v.store(column, v.at(panel, (WIDTH * LINE, k), (LINE, h * LANE + i), (VECTOR, j)))
+        return []
+
+    v.loop(lines, [], turn)
+
+
+_turn = vector_code(_write_turned)
+
+
+@compiled("(float32[:, ::1], float32[:, ::1], float32[:, ::1], float32[:, ::1])")
+def scores(weight, x, panel, out):  # type: ignore[no-untyped-def]
+    """Weights (R, D+1) times xᵀ of samples x (n, D), 16 at least, into out (R, n or more). `panel` is (D+1, 16)."""
+    samples, features = x.shape
+    rows, tiles, whole = len(weight), _tiles(len(weight)), features // WIDTH * WIDTH
+    z, ones = np.empty((rows, WIDTH), dtype=np.float32), np.ones(rows, dtype=np.float32)
+    panel[features] = 1
+    for start in range(0, samples, WIDTH):
+        j = min(start, samples - WIDTH)  # the last sixteen may hold some of those before again
+        own = x.ctypes.data + j * x.strides[0]
+        if whole > 0:
+            _turn((own, x.strides[0], panel.ctypes.data, whole // WIDTH))
+        for d in range(whole, features):
+            for i in range(WIDTH):
+                panel[d, i] = x[j + i, d]
+        z[:] = 0
+        following = own + WIDTH * x.strides[0]
+        _add(
+            *(weight.ctypes.data, weight.strides[0], ones.ctypes.data, rows, panel.ctypes.data, features + 1),
+            *(z.ctypes.data, z.strides[0], following, WIDTH * x.strides[0] // tiles, LINE // tiles),
+        )
+        for r in range(rows):
+            for i in range(WIDTH):
+                out[r, j + i] = z[r, i]
+
+
+def _write_copied(v: Vectors, x: Any, panels: Any, panel: Any, width: Any) -> None:
+    """A sample's line of every panel."""
+
+    def copy(k: Any, _: list[Any]) -> list[Any]:
+        for h in range(2):
+            v.store(v.load(v.at(x, (LINE, k), (VECTOR, h))), v.at(panels, (panel, k), (VECTOR, h)))
+        return []
+
+    v.loop(width, [], copy)
+
+
+_copy = vector_code(_write_copied)
+TALL, BROAD = 64, 16  # samples, and panels of features, that are put in order at a time
+
+
+@compiled("(float32[:, ::1], float32[::1], float32[:, ::1], int64, float32[:, :, ::1], float32[:, ::1])")
+def sums(rows, scale, x, first, block, total):  # type: ignore[no-untyped-def]
+    """Rows (R, n), times a scale each, times samples x (n, D): so many panels of features, from the first on.
+
+    `total` is (R or more, 16·BROAD). There is a feature that is always 1 behind the D others.
+    """
+    samples, features = x.shape
+    count, width, rest = len(scale), features // WIDTH, features % WIDTH
+    broad, full = min(BROAD, width + 1 - first), min(BROAD, width - first)
+    tiles = _tiles(count)
+    most = min(TALL, BROAD * tiles)  # so many samples of the next block are fetched, one with every tile
+    total[:] = 0
+    for j in range(0, samples, most):
+        tall = min(most, samples - j)
+        own = x.ctypes.data + j * x.strides[0] + first * LINE
+        for i in range(tall):
+            if full > 0:
+                _copy((own + i * x.strides[0], block.ctypes.data + i * LINE, block.strides[0], full))
+            if full < broad:
+                for d in range(rest):
+                    block[full, i, d] = x[j + i, width * WIDTH + d]
+                block[full, i, rest] = 1
+        for p in range(broad):
+            panel, place = block.ctypes.data + p * block.strides[0], total.ctypes.data + p * LINE
+            following = own + (most + p * tiles) * x.strides[0]
+            _add(
+                *(rows.ctypes.data + j * NUMBER, rows.strides[0], scale.ctypes.data, count, panel, tall),
+                *(place, total.strides[0], following, x.strides[0], BROAD * LINE // most),
+            )
+
+
+@compiled("float32[:, :, ::1]()")
+def _block():  # type: ignore[no-untyped-def]
+    """Room for the samples that `sums` puts in order: a line more, to begin at different places of the cache."""
+    return np.zeros((BROAD, TALL + 1, WIDTH), dtype=np.float32)
+
+
+@compiled(
+    "(float32[:, ::1], float32[::1], float32[:, ::1], int64[:, ::1], float32[:, ::1], int64[::1],"
+    " float32[:, :, ::1], float32[:, ::1])"
+)
+def models(trail, scale, x, given, by, out, block, total):  # type: ignore[no-untyped-def]
+    """Write Σ by·given (L, S) plus rows A, times a scale each, times samples x (n, D) to parameters of L lanes.
+
+    The rows of a lane sum to zero, and are given less the last of them: (L·(K−1), n), as the scale.
+    `total` is (L·(K−1) + 1, 16·BROAD).
+    """
+    (lanes, count), (rows, features) = given.shape, (len(scale), x.shape[1])
+    others = rows // lanes
+    for first in range(0, features // WIDTH + 1, BROAD):
+        sums(trail, scale, x, first, block, total)
+        columns = min(BROAD * WIDTH, features - first * WIDTH)
+        with_bias = columns < BROAD * WIDTH
+        for lane in range(lanes):
+            addresses, scalars = given.ctypes.data + lane * given.strides[0], by.ctypes.data + lane * by.strides[0]
+            less, last = total[lane * others : (lane + 1) * others], total[rows]
+            last[:] = 0
+            for k in range(others):
+                for b in range(columns + with_bias):
+                    last[b] -= less[k, b]
+            for b in range(columns + with_bias):
+                last[b] /= others + 1
+            for k in range(others + 1):
+                if k < others:
+                    for b in range(columns + with_bias):
+                        less[k, b] += last[b]
+                plus = total.ctypes.data + (lane * others + k if k < others else rows) * total.strides[0]
+                at, bias = (k * features + first * WIDTH) * NUMBER, ((others + 1) * features + k) * NUMBER
+                _mix(addresses, scalars, count, at, plus, out[lane] + at, columns)
+                if with_bias:
+                    _mix(addresses, scalars, count, bias, plus + columns * NUMBER, out[lane] + bias, 1)
+
+
 # -- the local steps of softmax regression -----------------------------------------------------------------------------
 
 
@@ -120,7 +306,7 @@ def _write_residual(v: Vectors, z: Any, row: Any, others: Any, onehot: Any, oneh
 
     last = v.exp(v.builder.fsub(v.zero, most))
     (total,) = v.loop(others, [last], exponential)
-    each = v.load(weight)
+    each = v.spread(weight)
     share = v.builder.fdiv(each, total)
 
     def residual(power: Any, k: Any) -> Any:
@@ -141,225 +327,137 @@ _residual = vector_code(_write_residual)
 
 
 @compiled(
-    "(float32[:, :, :, ::1], float32[:, :, ::1], float32[:, ::1], float32[:, ::1], float32[:, ::1], int64[:, ::1],"
-    " float32[:, :, :, ::1], float32[:, :, ::1], float32[:, ::1], float32[:, :, ::1])"
+    "(float32[:, :, ::1], float32[:, :, ::1], float32[:, ::1], float32[:, ::1], float32[:, ::1], int64[:, ::1],"
+    " float32[:, :, ::1], float32[:, ::1], float32[:, ::1])"
 )
-def _softmax_steps(  # type: ignore[no-untyped-def]
-    known, factors, scale, rescale, join, batches, panels, onehot, weight, trail
+def softmax_steps(  # type: ignore[no-untyped-def]
+    known, factors, scale, rescale, join, batches, panels, onehot, trail
 ):
-    clients, rows, samples = trail.shape
-    steps, lanes = join.shape
+    """The local steps, on the trail (L·(K−1), n), which is zero before.
+
+    known (N, L·(K−1), n + 16)  scores of all samples under the points, and room to spare; the rest as in `Recipe` and `Clients`
+    """
+    steps, (rows, samples), lanes = len(batches), trail.shape, join.shape[1]
     others = rows // lanes  # classes but the last
     widest = 0
     for k in range(steps):
         widest = max(widest, batches[k, 1] - batches[k, 0])
     z = np.zeros((rows, (widest + WIDTH - 1) // WIDTH * WIDTH), dtype=np.float32)
-    by_row = np.empty(rows, dtype=np.float32)
+    by_row, weight = np.empty(rows, dtype=np.float32), np.empty(1, dtype=np.float32)
     tiles = _tiles(rows)
-    for c in range(clients):
-        own = trail[c]
-        for k in range(steps):
-            start, stop, reach, first = batches[k]
-            width = stop - start
-            for r in range(rows):
-                lane = r // others
-                by_row[r] = scale[k, lane]
+    for k in range(steps):
+        start, stop, reach, first = batches[k]
+        width = stop - start
+        for r in range(rows):
+            lane = r // others
+            by_row[r] = scale[k, lane]
+            for b in range(width):
+                z[r, b] = factors[k, 0, lane] * known[0, r, start + b]
+            for s in range(1, len(known)):
                 for b in range(width):
-                    z[r, b] = factors[k, 0, lane] * known[0, c, r, start + b]
-                for s in range(1, len(known)):
-                    for b in range(width):
-                        z[r, b] += factors[k, s, lane] * known[s, c, r, start + b]
-            if reach > 0:
-                share = reach * LINE // tiles
-                for p in range((width + WIDTH - 1) // WIDTH):
-                    panel = panels.ctypes.data + c * panels.strides[0] + (first + p) * panels.strides[1]
-                    _add(
-                        *(own.ctypes.data, own.strides[0], by_row.ctypes.data, rows, panel, reach),
-                        *(z.ctypes.data + p * LINE, z.strides[0], panel + panels.strides[1], share, LINE // tiles),
+                    z[r, b] += factors[k, s, lane] * known[s, r, start + b]
+        if reach > 0:
+            share = reach * LINE // tiles
+            for p in range((width + WIDTH - 1) // WIDTH):
+                panel = panels.ctypes.data + (first + p) * panels.strides[0]
+                _add(
+                    *(trail.ctypes.data, trail.strides[0], by_row.ctypes.data, rows, panel, reach),
+                    *(z.ctypes.data + p * LINE, z.strides[0], panel + panels.strides[0], share, LINE // tiles),
+                )
+        weight[0] = 1 / width
+        for lane in range(lanes):
+            for b in range(0, width, LANE):
+                _residual(
+                    (
+                        *(z.ctypes.data + lane * others * z.strides[0] + b * NUMBER, z.strides[0], others),
+                        *(onehot.ctypes.data + (start + b) * NUMBER, onehot.strides[0], weight.ctypes.data),
                     )
-            for lane in range(lanes):
-                for b in range(0, width, LANE):
-                    _residual(
-                        (
-                            *(z.ctypes.data + lane * others * z.strides[0] + b * NUMBER, z.strides[0], others),
-                            *(onehot.ctypes.data + c * onehot.strides[0] + (start + b) * NUMBER, onehot.strides[1]),
-                            weight.ctypes.data + c * weight.strides[0] + (start + b) * NUMBER,
-                        )
-                    )
-            for r in range(rows):
-                lane = r // others
-                if rescale[k, lane] != 1:
-                    for j in range(samples):
-                        own[r, j] *= rescale[k, lane]
-                for b in range(width):
-                    own[r, start + b] += join[k, lane] * z[r, b]
+                )
+        for r in range(rows):
+            lane = r // others
+            if rescale[k, lane] != 1:
+                for j in range(samples):
+                    trail[r, j] *= rescale[k, lane]
+            for b in range(width):
+                trail[r, start + b] += join[k, lane] * z[r, b]
 
 
-class Scalars(NamedTuple):
+# -- a round -----------------------------------------------------------------------------------------------------------
+
+
+class Recipe(NamedTuple):
     """What the steps of an algorithm come to, for each of T steps and L lanes.
 
-    A gradient is asked for at Σ factors·(received vectors) + scale·trail. Then the trail is multiplied by `rescale`,
-    and `join` times the gradient is added.
+    points   (N, L, S)  mixtures of S received vectors under which samples are scored
+    factors  (T, N, L)  a gradient is asked for at Σ factors·points + scale·trail;
+    scale    (T, L)
+    rescale  (T, L)     then the trail is multiplied by this,
+    join     (T, L)     and so much of the gradient is added
+    base     (T, L, S)  the model after the step is Σ base·received + length·trail
+    length   (T, L)
     """
 
-    factors: Tensor  # (T, S, L)
-    scale: Tensor  # (T, L), as the others
-    rescale: Tensor
-    join: Tensor
+    points: NDArray[np.float32]
+    factors: NDArray[np.float32]
+    scale: NDArray[np.float32]
+    rescale: NDArray[np.float32]
+    join: NDArray[np.float32]
+    base: NDArray[np.float32]
+    length: NDArray[np.float32]
 
 
-def softmax_steps(
-    scalars: Scalars, known: Tensor, batches: Tensor, panels: Tensor, onehot: Tensor, weight: Tensor, trail: Tensor
-) -> None:
-    """All local steps of clients in sample space, on their trail (c, L·(K−1), n), which is zero before.
+class Clients(NamedTuple):
+    """Clients with the same number n of samples.
 
-    known (S, c, L·(K−1), n + 16)  scores of all samples under received vectors, and room to spare
-    batches (T, 4)                 for every step: its samples from … to …, how far the trail reaches, its first panel
-    panels (c, P, n, 16)           the Gram matrices, batch by batch
-    onehot (c, K, n + 16)          labels
-    weight (c, n + 16)             of samples in the mean loss of their batch
+    x        (c, n, D)       their samples
+    onehot   (c, K, n + 16)  labels
+    panels   (c, P, n, 16)   Gram matrices, batch by batch
+    batches  (T, 4)          for every step: its samples from … to …, how far the trail reaches, its first panel
     """
-    _softmax_steps(*(t.numpy() for t in (known, *scalars, batches, panels, onehot, weight, trail)))
+
+    x: NDArray[np.float32]
+    onehot: NDArray[np.float32]
+    panels: NDArray[np.float32]
+    batches: NDArray[np.int64]
 
 
-# -- rows times samples ------------------------------------------------------------------------------------------------
-
-
-def scores(weight: Tensor, x: Tensor, out: Tensor) -> None:
-    """Write weight (c, R, D) times xᵀ of samples x (c, n, D) into out (c, R, n); n is 16 at least."""
-    _scores(weight.numpy(), x.numpy(), out.numpy())
-    if rest := x.shape[-1] % WIDTH:
-        out += weight[..., -rest:] @ x[..., -rest:].mT
-
-
-def _write_turned(v: Vectors, x: Any, sample: Any, panel: Any, lines: Any) -> None:
-    """Sixteen samples as the columns of a panel, sixteen features at a time."""
-
-    def turn(k: Any, _: list[Any]) -> list[Any]:
-        for j, h in product(range(2), range(2)):
-            rows = [v.load(v.at(x, (sample, j * LANE + i), (LINE, k), (VECTOR, h))) for i in range(LANE)]
-            for i, column in enumerate(v.turned(rows)):
-                v.store(column, v.at(panel, (WIDTH * LINE, k), (LINE, h * LANE + i), (VECTOR, j)))
-        return []
-
-    v.loop(lines, [], turn)
-
-
-_turn = vector_code(_write_turned)
-
-
-@compiled("(float32[:, :, :], float32[:, :, ::1], float32[:, :, :])")
-def _scores(rows, x, out):  # type: ignore[no-untyped-def]
+@compiled(
+    "(int64[:, :, ::1], int64[:, ::1], float32[:, :, ::1], float32[:, :, ::1], float32[:, ::1], float32[:, ::1],"
+    " float32[:, ::1], float32[:, :, ::1], float32[:, ::1],"
+    " float32[:, :, ::1], float32[:, :, ::1], float32[:, :, :, ::1], int64[:, ::1])"
+)
+def _softmax_round(  # type: ignore[no-untyped-def]
+    received, out, points, factors, scale, rescale, join, base, length, x, onehot, panels, batches
+):
     clients, samples, features = x.shape
-    count, features = rows.shape[1], features // WIDTH * WIDTH
-    tiles = _tiles(count)
-    panel = np.empty((features, WIDTH), dtype=np.float32)
-    z, ones = np.empty((count, WIDTH), dtype=np.float32), np.ones(count, dtype=np.float32)
+    lanes, others, steps = join.shape[1], onehot.shape[1] - 1, len(batches)
+    rows = lanes * others
+    whole = np.empty((others + 1, features + 1), dtype=np.float32)
+    weight = np.empty((rows, features + 1), dtype=np.float32)
+    panel = np.empty((features + 1, WIDTH), dtype=np.float32)
+    known = np.zeros((len(points), rows, samples + WIDTH), dtype=np.float32)
+    trail = np.empty((rows, samples), dtype=np.float32)
+    block, total = _block(), np.empty((rows + 1, BROAD * WIDTH), dtype=np.float32)
+    by_row = np.empty(rows, dtype=np.float32)
+    for r in range(rows):
+        by_row[r] = length[steps - 1, r // others]
     for c in range(clients):
-        weight = rows.ctypes.data + c * rows.strides[0]
-        for start in range(0, samples, WIDTH):
-            j = min(start, samples - WIDTH)  # the last sixteen may hold some of those before again
-            own = x.ctypes.data + c * x.strides[0] + j * x.strides[1]
-            _turn((own, x.strides[1], panel.ctypes.data, features // WIDTH))
-            z[:] = 0
-            following = own + WIDTH * x.strides[1]
-            _add(
-                *(weight, rows.strides[1], ones.ctypes.data, count, panel.ctypes.data, features),
-                *(z.ctypes.data, z.strides[0], following, WIDTH * x.strides[1] // tiles, LINE // tiles),
-            )
-            for r in range(count):
-                for i in range(WIDTH):
-                    out[c, r, j + i] = z[r, i]
+        for s in range(len(points)):
+            mixed_weights(received[c], points[s], whole, weight)
+            scores(weight, x[c], panel, known[s])
+        trail[:] = 0
+        softmax_steps(known, factors, scale, rescale, join, batches, panels[c], onehot[c], trail)
+        models(trail, by_row, x[c], received[c], base[steps - 1], out[c], block, total)
 
 
-def add_sums(less: Tensor, scale: Tensor, x: Tensor, out: Tensor) -> None:
-    """Add rows A, times a scale each, times samples x (c, n, D) to out (c, L, K, D).
-
-    The rows of a lane sum to zero, and are given less the last of them: (c, L·(K−1), n), as the scale, (L·(K−1),).
-    """
-    _add_sums(less.numpy(), scale.numpy(), x.numpy(), out.numpy())
-    if rest := x.shape[-1] % WIDTH:
-        out[..., -rest:] += restored((scale[:, None] * less) @ x[..., -rest:], out.shape[1])
+def softmax_round(recipe: Recipe, clients: Clients, received: list[Tensor], out: Tensor) -> None:
+    """A round of clients, from received vectors (L, c, P) to their models, which are written to `out`."""
+    starts = np.stack([addresses(vector) for vector in received], axis=-1)
+    _softmax_round(starts, addresses(out), *recipe, *clients)
 
 
-def restored(less: Tensor, lanes: int) -> Tensor:
-    """Rows that sum to zero, (c, L, K, …), from what they are less the last, (c, L·(K−1), …)."""
-    less = less.view(len(less), lanes, -1, *less.shape[2:])
-    last = less.sum(2, keepdim=True) / -(less.shape[2] + 1)
-    return torch.cat([less + last, last], dim=2)
-
-
-def _write_copied(v: Vectors, x: Any, panels: Any, panel: Any, width: Any) -> None:
-    """A sample's line of every panel."""
-
-    def copy(k: Any, _: list[Any]) -> list[Any]:
-        for h in range(2):
-            v.store(v.load(v.at(x, (LINE, k), (VECTOR, h))), v.at(panels, (panel, k), (VECTOR, h)))
-        return []
-
-    v.loop(width, [], copy)
-
-
-_copy = vector_code(_write_copied)
-
-
-def _write_classes(v: Vectors, less: Any, row: Any, others: Any, out: Any, out_row: Any, vectors: Any) -> None:
-    """Add rows that are given less the last, and together sum to zero, to places."""
-
-    def add(k: Any, _: list[Any]) -> list[Any]:
-        def at(i: Any) -> Any:
-            return v.load(v.at(less, (row, i), (VECTOR, k)))
-
-        def put(i: Any, vector: Any) -> None:
-            place = v.at(out, (out_row, i), (VECTOR, k))
-            v.store(v.builder.fadd(v.load(place), vector), place)
-
-        (total,) = v.loop(others, [v.zero], lambda i, total: [v.builder.fadd(total[0], at(i))])
-        number = v.builder.sitofp(v.at(others, (1, 1)), NUMBER_TYPE)
-        last = v.builder.fneg(v.builder.fdiv(total, v.everywhere(number)))
-
-        def other(i: Any, _: list[Any]) -> list[Any]:
-            put(i, v.builder.fadd(at(i), last))
-            return []
-
-        v.loop(others, [], other)
-        put(others, last)
-        return []
-
-    v.loop(vectors, [], add)
-
-
-_add_classes = vector_code(_write_classes)
-TALL, BROAD = 64, 16  # samples, and panels of features, that are put in order at a time
-
-
-@compiled("(float32[:, :, :], float32[::1], float32[:, :, ::1], float32[:, :, :, :])")
-def _add_sums(rows, scale, x, out):  # type: ignore[no-untyped-def]
-    clients, samples, features = x.shape
-    count, width, lanes = rows.shape[1], features // WIDTH, out.shape[1]
-    others = count // lanes
-    tiles = _tiles(count)
-    most = min(TALL, BROAD * tiles)  # so many samples of the next block are fetched, one with every tile
-    block = np.empty((BROAD, most + 1, WIDTH), dtype=np.float32)  # one more, to begin at different places of the cache
-    total = np.empty((count, BROAD * WIDTH), dtype=np.float32)
-    for c in range(clients):
-        factors = rows.ctypes.data + c * rows.strides[0]
-        for d in range(0, width, BROAD):
-            broad = min(BROAD, width - d)
-            total[:] = 0
-            for j in range(0, samples, most):
-                tall = min(most, samples - j)
-                own = x.ctypes.data + c * x.strides[0] + j * x.strides[1] + d * LINE
-                for i in range(tall):
-                    _copy((own + i * x.strides[1], block.ctypes.data + i * LINE, block.strides[0], broad))
-                for p in range(broad):
-                    panel, place = block.ctypes.data + p * block.strides[0], total.ctypes.data + p * LINE
-                    following = own + (most + p * tiles) * x.strides[1]
-                    _add(
-                        *(factors + j * NUMBER, rows.strides[1], scale.ctypes.data, count, panel, tall),
-                        *(place, total.strides[0], following, x.strides[1], BROAD * LINE // most),
-                    )
-            for lane in range(lanes):
-                less = total.ctypes.data + lane * others * total.strides[0]
-                place = out.ctypes.data + c * out.strides[0] + lane * out.strides[1] + d * LINE
-                _add_classes((less, total.strides[0], others, place, out.strides[2], 2 * broad))
+def addresses(vectors: Tensor) -> NDArray[np.int64]:
+    """Where vectors (L, c, P) begin, (c, L)."""
+    assert vectors.dtype == torch.float32 and vectors.stride(-1) == 1
+    lane, client = (np.arange(n) * NUMBER * step for n, step in zip(vectors.shape, vectors.stride()[:2], strict=False))
+    return vectors.data_ptr() + client[:, None] + lane

@@ -14,18 +14,22 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 LANE = 8  # numbers of a vector: a register of AVX; where registers are shorter, a vector takes several
-VECTOR, NUMBER = 4 * LANE, 4  # bytes
+VECTOR, NUMBER, ADDRESS = 4 * LANE, 4, 8  # bytes
 
 NUMBER_TYPE, ADDRESS_TYPE, WORD_TYPE = ir.FloatType(), ir.IntType(64), ir.IntType(32)
-VECTOR_TYPE, BYTES_TYPE = ir.VectorType(NUMBER_TYPE, LANE), ir.IntType(8).as_pointer()
+BYTES_TYPE = ir.IntType(8).as_pointer()
 
 
 class Vectors:
-    """Writes code with vectors. Addresses are numbers; `at` does sums and products with them."""
+    """Writes code with vectors. Addresses are numbers; `at` does sums and products with them.
 
-    def __init__(self, builder: Any) -> None:
-        self.builder = builder
-        self._multiply_add = self._builtin(f"llvm.fma.v{LANE}f32", VECTOR_TYPE, *[VECTOR_TYPE] * 3)
+    The same code may be written for vectors of a single number, for what is left over by others.
+    """
+
+    def __init__(self, builder: Any, lane: int = LANE) -> None:
+        self.builder, self.lane, self.bytes = builder, lane, NUMBER * lane
+        self.type = ir.VectorType(NUMBER_TYPE, lane)
+        self._multiply_add = self._builtin(f"llvm.fma.v{lane}f32", self.type, *[self.type] * 3)
         self._prefetch = self._builtin("llvm.prefetch.p0", ir.VoidType(), BYTES_TYPE, *[WORD_TYPE] * 3)
         self.zero = self.constant(0.0)
 
@@ -40,13 +44,13 @@ class Vectors:
             start = self.builder.add(start, self.builder.mul(*both))
         return start
 
-    def load(self, address: Any, kind: Any = VECTOR_TYPE) -> Any:
-        """The vector that is there."""
-        return self.builder.load(self.builder.inttoptr(address, kind.as_pointer()), align=NUMBER)
+    def load(self, address: Any, kind: Any = None) -> Any:
+        """The vector that is there, or something of another kind."""
+        return self.builder.load(self.builder.inttoptr(address, (kind or self.type).as_pointer()), align=NUMBER)
 
     def store(self, vector: Any, address: Any) -> None:
         """Put a vector there."""
-        self.builder.store(vector, self.builder.inttoptr(address, VECTOR_TYPE.as_pointer()), align=NUMBER)
+        self.builder.store(vector, self.builder.inttoptr(address, self.type.as_pointer()), align=NUMBER)
 
     def spread(self, address: Any) -> Any:
         """The number that is there, in all places of a vector."""
@@ -54,19 +58,19 @@ class Vectors:
 
     def everywhere(self, number: Any) -> Any:
         """A number in all places of a vector."""
-        anything = ir.Constant(VECTOR_TYPE, ir.Undefined)
+        anything = ir.Constant(self.type, ir.Undefined)
         first = self.builder.insert_element(anything, number, ir.Constant(WORD_TYPE, 0))
-        return self._shuffled(first, anything, [0] * LANE)
+        return self._shuffled(first, anything, [0] * self.lane)
 
     def turned(self, rows: list[Any]) -> list[Any]:
         """Eight vectors as the rows of a square: its columns."""
         step = 1
-        while step < LANE:
+        while step < self.lane:
             # Exchange squares of `step` numbers across the diagonal of squares of twice as many.
-            upper = [j if j // step % 2 == 0 else j - step + LANE for j in range(LANE)]
-            lower = [j + step if j // step % 2 == 0 else j + LANE for j in range(LANE)]
+            upper = [j if j // step % 2 == 0 else j - step + self.lane for j in range(self.lane)]
+            lower = [j + step if j // step % 2 == 0 else j + self.lane for j in range(self.lane)]
             done = list(rows)
-            for i in range(LANE):
+            for i in range(self.lane):
                 if i // step % 2 == 0:
                     pair = rows[i], rows[i + step]
                     done[i], done[i + step] = self._shuffled(*pair, upper), self._shuffled(*pair, lower)
@@ -74,7 +78,7 @@ class Vectors:
         return rows
 
     def _shuffled(self, one: Any, other: Any, places: list[int]) -> Any:
-        return self.builder.shuffle_vector(one, other, ir.Constant(ir.VectorType(WORD_TYPE, LANE), places))
+        return self.builder.shuffle_vector(one, other, ir.Constant(ir.VectorType(WORD_TYPE, self.lane), places))
 
     def multiply_add(self, one: Any, other: Any, to: Any) -> Any:
         """The product, added to what there is."""
@@ -82,7 +86,7 @@ class Vectors:
 
     def constant(self, number: float) -> Any:
         """The number in all places of a vector."""
-        return ir.Constant(VECTOR_TYPE, [number] * LANE)
+        return ir.Constant(self.type, [number] * self.lane)
 
     def larger(self, one: Any, other: Any) -> Any:
         """The larger of the two; the first where that cannot be told, so that what is not a number stays so."""
@@ -90,7 +94,7 @@ class Vectors:
 
     def exp(self, x: Any) -> Any:
         """eˣ for x ≤ 0, as 2ⁿ·e^f with whole n and |f| ≤ ln 2 / 2, where a Taylor series of order 7 will do."""
-        builder, words = self.builder, ir.VectorType(WORD_TYPE, LANE)
+        builder, words = self.builder, ir.VectorType(WORD_TYPE, self.lane)
         x = self.larger(x, self.constant(-87.0))  # below, single precision has hardly anything
         # Adding 1.5·2²³ rounds to a whole number, and leaves it in the last bits.
         large = self.constant(1.5 * 2**23)
@@ -103,8 +107,8 @@ class Vectors:
         for k in reversed(range(7)):
             series = self.multiply_add(series, f, self.constant(1 / math.factorial(k)))
         # A number's exponent begins at its 23rd bit, and is 127 for 2⁰.
-        exponent = builder.shl(builder.bitcast(rounded, words), ir.Constant(words, [23] * LANE))
-        power = builder.bitcast(builder.add(exponent, ir.Constant(words, [127 << 23] * LANE)), VECTOR_TYPE)
+        exponent = builder.shl(builder.bitcast(rounded, words), ir.Constant(words, [23] * self.lane))
+        power = builder.bitcast(builder.add(exponent, ir.Constant(words, [127 << 23] * self.lane)), self.type)
         return builder.fmul(series, power)
 
     def fetch(self, address: Any) -> None:
@@ -118,7 +122,7 @@ class Vectors:
         inside, after = builder.append_basic_block("loop"), builder.append_basic_block("after")
         builder.branch(inside)
         builder.position_at_end(inside)
-        k, carried = builder.phi(ADDRESS_TYPE), [builder.phi(VECTOR_TYPE) for _ in vectors]
+        k, carried = builder.phi(ADDRESS_TYPE), [builder.phi(self.type) for _ in vectors]
         results = body(k, carried)
         last = builder.block  # another than `inside` if there is a loop in the loop
         following = builder.add(k, ir.Constant(ADDRESS_TYPE, 1))
@@ -132,14 +136,14 @@ class Vectors:
         return results
 
 
-def vector_code(write: Callable[..., None]) -> Any:
+def vector_code(write: Callable[..., None], lane: int = LANE) -> Any:
     """A function for Numba, of a tuple of addresses and counts, with the code that is written."""
 
     @intrinsic
     def function(_: Any, kind: Any) -> Any:
         def code(context: Any, builder: Any, _: Any, arguments: Any) -> Any:
             values = cgutils.unpack_tuple(builder, arguments[0])  # type: ignore[no-untyped-call]
-            write(Vectors(builder), *values)
+            write(Vectors(builder, lane), *values)
             return context.get_dummy_value()
 
         return types.void(kind), code
