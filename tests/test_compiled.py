@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from conftest import small_federation
@@ -17,7 +18,7 @@ from fedkin.engine import Simulation, State
 from fedkin.graph import build_graph
 from fedkin.lanes import together
 from fedkin.local import Local
-from fedkin.models import MLP, Model, Softmax
+from fedkin.models import MLP, Layer, Model, Softmax
 from fedkin.samples import Samples
 from fedkin.schedules import Schedule
 
@@ -29,7 +30,7 @@ from fedkin.compiled import Compiled
 # Some below what is worth it, some that fill their batches and panels, some that do not.
 SIZES = (70, 130, 64, 64, 20, 101)
 LOCAL = Local(epochs=3, batch_size=48, l2=0.05)
-SHAPES = [(1, 3, 16, 16), (2, 7, 50, 40), (1, 10, 64, 100), (3, 13, 33, 65), (2, 36, 37, 64)]  # clients, rows, n, D
+SHAPES = [(1, 3, 16, 5), (1, 9, 16, 16), (3, 3, 50, 40), (1, 13, 65, 100), (4, 9, 37, 300)]  # lanes, K − 1, n, D
 
 
 @pytest.fixture(autouse=True)
@@ -79,30 +80,57 @@ def test_panels_by_hand() -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("shared", [False, True], ids=["own weights", "shared weights"])
-def test_scores(shape: tuple[int, ...], shared: bool) -> None:
-    clients, rows, samples, features = shape
-    x = drawn(clients, samples, features)
-    weight = drawn(1, rows, features).expand(clients, -1, -1) if shared else drawn(clients, rows, features)
-    room = torch.full((clients, rows, samples + 16), 7.0)
-    kernels.scores(weight, x, room[..., :samples])
-    torch.testing.assert_close(room[..., :samples], weight @ x.mT, rtol=1e-5, atol=1e-4)
-    assert (room[..., samples:] == 7).all(), "nothing else was touched"
+def test_mixed_weights(shape: tuple[int, ...]) -> None:
+    """Of two received vectors, the first of which all lanes share."""
+    lanes, others, _, features = shape
+    layer = Layer(features, others + 1)
+    received = [drawn(1, 1, layer.end).expand(lanes, -1, -1), drawn(lanes, 1, layer.end, seed=1)]
+    by, (one, other) = drawn(lanes, 2, seed=2), received
+    mixture = by[:, :1] * one[:, 0] + by[:, 1:] * other[:, 0]
+    weight = torch.cat([layer.weight(mixture), layer.bias(mixture)], dim=-1)
+    less, whole = torch.empty(lanes * others, features + 1), torch.empty(others + 1, features + 1)
+    kernels.mixed_weights(starts(received), by.numpy(), whole.numpy(), less.numpy())
+    torch.testing.assert_close(less, (weight[:, :-1] - weight[:, -1:]).flatten(0, 1))
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_sums_of_rows_that_are_given_less_the_last(shape: tuple[int, ...]) -> None:
-    clients, rows, samples, features = shape
-    lanes = 3 if rows % 3 == 0 else 1
-    a = drawn(clients, lanes, rows // lanes + 1, samples)
-    a -= a.mean(2, keepdim=True)  # those of a lane sum to zero
-    less = (a[:, :, :-1] - a[:, :, -1:]).flatten(1, 2)
-    torch.testing.assert_close(kernels.restored(less, lanes), a)
-    x, scale = drawn(clients, samples, features), torch.arange(1.0, lanes + 1)
-    out = drawn(clients, lanes, rows // lanes + 1, features, seed=1)
-    expected = out + scale.view(-1, 1, 1) * (a.flatten(1, 2) @ x).view(out.shape)
-    kernels.add_sums(less, scale.repeat_interleave(rows // lanes), x, out)
-    torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-4)
+def test_scores(shape: tuple[int, ...]) -> None:
+    lanes, others, samples, features = shape
+    x, weight = drawn(samples, features), drawn(lanes * others, features + 1)
+    room, panel = torch.full((lanes * others, samples + 16), 7.0), torch.empty(features + 1, 16)
+    kernels.scores(weight.numpy(), x.numpy(), panel.numpy(), room.numpy())
+    expected = weight[:, :-1] @ x.mT + weight[:, -1:]
+    torch.testing.assert_close(room[:, :samples], expected, rtol=1e-5, atol=1e-4)
+    assert (room[:, samples:] == 7).all(), "nothing else was touched"
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_models(shape: tuple[int, ...]) -> None:
+    """Mixtures of received vectors plus products of rows, given less the last, with samples; biases with ones."""
+    lanes, others, samples, features = shape
+    layer = Layer(features, others + 1)
+    a, x = drawn(lanes, others + 1, samples), drawn(samples, features)
+    a -= a.mean(1, keepdim=True)  # those of a lane sum to zero
+    received, by = [drawn(lanes, 1, layer.end), drawn(lanes, 1, layer.end, seed=1)], drawn(lanes, 2, seed=2)
+    scale = torch.arange(1.0, lanes + 1).repeat_interleave(others)
+    expected = by[:, :1] * received[0][:, 0] + by[:, 1:] * received[1][:, 0]
+    layer.weight(expected).add_(scale[::others, None, None] * (a @ x))
+    layer.bias(expected).add_(scale[::others, None, None] * a.sum(-1, keepdim=True))
+    room = torch.full((lanes, 2, layer.end), 7.0)
+    kernels.models(
+        *(((a[:, :-1] - a[:, -1:]).flatten(0, 1).numpy()), scale.numpy(), x.numpy(), starts(received), by.numpy()),
+        *(
+            kernels.addresses(room, layer.end)[0],
+            np.empty((lanes * others + 1, 256), dtype=np.float32),
+        ),
+    )
+    torch.testing.assert_close(room[:, 0], expected, rtol=1e-4, atol=2e-4)
+    assert (room[:, 1] == 7).all(), "the next client's was not touched"
+
+
+def starts(received: list[Tensor]) -> NDArray[np.int64]:
+    """Where received vectors of one client begin, (L, S)."""
+    return np.stack([kernels.addresses(vector, vector.shape[-1])[0] for vector in received], axis=-1)
 
 
 # -- one step ----------------------------------------------------------------------------------------------------------
@@ -111,15 +139,17 @@ def test_sums_of_rows_that_are_given_less_the_last(shape: tuple[int, ...]) -> No
 def residual(z: Tensor, label: int = 0) -> Tensor:
     """The residual r = softmax(z) − onehot of samples with scores z (K, n), by one compiled step."""
     classes, samples = z.shape
-    known = torch.zeros(1, 1, classes - 1, samples + 16)
-    known[0, 0, :, :samples] = z[:-1] - z[-1]
-    onehot, weight = torch.zeros(1, classes, samples + 16), torch.ones(1, samples + 16)
-    onehot[:, label] = 1
-    trail, one = torch.zeros(1, classes - 1, samples), torch.ones(1, 1)
-    batches = torch.tensor([[0, samples, 0, 0]])
-    panels = kernels.panels(torch.eye(samples)[None])
-    kernels.softmax_steps(kernels.Scalars(one[None], one, one, one), known, batches, panels, onehot, weight, trail)
-    return kernels.restored(trail, 1)[0, 0]
+    known = torch.zeros(1, classes - 1, samples + 16)
+    known[0, :, :samples] = z[:-1] - z[-1]
+    onehot, less = torch.zeros(classes, samples + 16), torch.zeros(classes - 1, samples)
+    onehot[label] = 1
+    one = torch.ones(1, 1)
+    join = float(samples) * one  # a step takes the mean over its batch
+    batches, panels = torch.tensor([[0, samples, 0, 0]]), kernels.panels(torch.eye(samples)[None])[0]
+    given = (known, one[None], one, one, join, batches, panels, onehot, less)
+    kernels.softmax_steps(*(t.numpy() for t in given))
+    last = -less.sum(0, keepdim=True) / classes
+    return torch.cat([less + last, last])
 
 
 def test_residual_by_hand() -> None:

@@ -41,18 +41,21 @@ class Compiled(Samples):
     def play(self, script: Script, got: dict[str, Tensor], into: Tensor | None) -> Tensor:
         """The steps of a script, from what the clients received to parameters."""
         into = torch.empty_like(got["model"], memory_format=torch.contiguous_format) if into is None else into
-        received, out = ([t if t.dim() == 3 else t[None] for t in ts] for ts in (got.values(), [into]))
-        kernels.softmax_round(recipe_of(script, tuple(got), len(out[0])), self.clients, received, *out)
+        out = into if into.dim() == 3 else into[None]
+        names, recipe = recipe_of(script, len(out))
+        kernels.softmax_round(recipe, self.clients, [got[name].expand_as(out) for name in names], out)
         return into
 
 
 @lru_cache(maxsize=2)
-def recipe_of(script: Script, received: tuple[str, ...], lanes: int) -> kernels.Recipe:
-    """A script whose steps take one gradient each, in arrays."""
+def recipe_of(script: Script, lanes: int) -> tuple[list[str], kernels.Recipe]:
+    """A script whose steps take one gradient each, in arrays; and which of the received vectors it takes."""
     steps = [dict(calls) for calls in script.calls if calls]
     asked = [{part.name: part.scalar for part in step[Samples._evaluate][2]} for step in steps]
-    points = list(dict.fromkeys(name for at in asked for name in at if name != "trail"))
+    names = list(dict.fromkeys(name for at in asked for name in at if name != "trail"))
+    points = [script.point if name == "point" else {name: 1.0} for name in names]
     after = [script._spread(w).terms for w in script.after]
+    received = sorted({name for terms in (*points, *after) for name in terms} - {"trail"})
 
     def table(rows: list[Scalar]) -> NDArray[np.float32]:
         """Scalars as one of every lane, (…, L)."""
@@ -68,9 +71,9 @@ def recipe_of(script: Script, received: tuple[str, ...], lanes: int) -> kernels.
         terms = step[call][0] if call in step else []
         return terms[0].scalar if terms else otherwise
 
-    return kernels.Recipe(
-        points=mixtures([script.point if name == "point" else {name: 1.0} for name in points]),
-        factors=np.stack([table([at.get(name, 0.0) for name in points]) for at in asked]),
+    return received, kernels.Recipe(
+        points=mixtures(points),
+        factors=np.stack([table([at.get(name, 0.0) for name in names]) for at in asked]),
         scale=table([at.get("trail", 0.0) for at in asked]),
         rescale=table([only(Samples._scale, step, 1.0) for step in steps]),
         join=table([only(Samples._join, step, 0.0) for step in steps]),

@@ -215,8 +215,8 @@ _copy = vector_code(_write_copied)
 TALL, BROAD = 64, 16  # samples, and panels of features, that are put in order at a time
 
 
-@compiled("(float32[:, ::1], float32[::1], float32[:, ::1], int64, float32[:, :, ::1], float32[:, ::1])")
-def sums(rows, scale, x, first, block, total):  # type: ignore[no-untyped-def]
+@compiled("(float32[:, ::1], float32[::1], float32[:, ::1], int64, float32[:, ::1])")
+def sums(rows, scale, x, first, total):  # type: ignore[no-untyped-def]
     """Rows (R, n), times a scale each, times samples x (n, D): so many panels of features, from the first on.
 
     `total` is (R or more, 16·BROAD). There is a feature that is always 1 behind the D others.
@@ -226,6 +226,7 @@ def sums(rows, scale, x, first, block, total):  # type: ignore[no-untyped-def]
     broad, full = min(BROAD, width + 1 - first), min(BROAD, width - first)
     tiles = _tiles(count)
     most = min(TALL, BROAD * tiles)  # so many samples of the next block are fetched, one with every tile
+    block = np.empty((BROAD, most + 1, WIDTH), dtype=np.float32)  # one more, to begin at different places of the cache
     total[:] = 0
     for j in range(0, samples, most):
         tall = min(most, samples - j)
@@ -246,17 +247,10 @@ def sums(rows, scale, x, first, block, total):  # type: ignore[no-untyped-def]
             )
 
 
-@compiled("float32[:, :, ::1]()")
-def _block():  # type: ignore[no-untyped-def]
-    """Room for the samples that `sums` puts in order: a line more, to begin at different places of the cache."""
-    return np.zeros((BROAD, TALL + 1, WIDTH), dtype=np.float32)
-
-
 @compiled(
-    "(float32[:, ::1], float32[::1], float32[:, ::1], int64[:, ::1], float32[:, ::1], int64[::1],"
-    " float32[:, :, ::1], float32[:, ::1])"
+    "(float32[:, ::1], float32[::1], float32[:, ::1], int64[:, ::1], float32[:, ::1], int64[::1], float32[:, ::1])"
 )
-def models(trail, scale, x, given, by, out, block, total):  # type: ignore[no-untyped-def]
+def models(trail, scale, x, given, by, out, total):  # type: ignore[no-untyped-def]
     """Write Σ by·given (L, S) plus rows A, times a scale each, times samples x (n, D) to parameters of L lanes.
 
     The rows of a lane sum to zero, and are given less the last of them: (L·(K−1), n), as the scale.
@@ -265,7 +259,7 @@ def models(trail, scale, x, given, by, out, block, total):  # type: ignore[no-un
     (lanes, count), (rows, features) = given.shape, (len(scale), x.shape[1])
     others = rows // lanes
     for first in range(0, features // WIDTH + 1, BROAD):
-        sums(trail, scale, x, first, block, total)
+        sums(trail, scale, x, first, total)
         columns = min(BROAD * WIDTH, features - first * WIDTH)
         with_bias = columns < BROAD * WIDTH
         for lane in range(lanes):
@@ -335,7 +329,8 @@ def softmax_steps(  # type: ignore[no-untyped-def]
 ):
     """The local steps, on the trail (L·(K−1), n), which is zero before.
 
-    known (N, L·(K−1), n + 16)  scores of all samples under the points, and room to spare; the rest as in `Recipe` and `Clients`
+    known (N, L·(K−1), n + 16) are the scores of all samples under the points, and room to spare. For the rest see
+    `Recipe` and `Clients`.
     """
     steps, (rows, samples), lanes = len(batches), trail.shape, join.shape[1]
     others = rows // lanes  # classes but the last
@@ -437,7 +432,7 @@ def _softmax_round(  # type: ignore[no-untyped-def]
     panel = np.empty((features + 1, WIDTH), dtype=np.float32)
     known = np.zeros((len(points), rows, samples + WIDTH), dtype=np.float32)
     trail = np.empty((rows, samples), dtype=np.float32)
-    block, total = _block(), np.empty((rows + 1, BROAD * WIDTH), dtype=np.float32)
+    total = np.empty((rows + 1, BROAD * WIDTH), dtype=np.float32)
     by_row = np.empty(rows, dtype=np.float32)
     for r in range(rows):
         by_row[r] = length[steps - 1, r // others]
@@ -447,17 +442,21 @@ def _softmax_round(  # type: ignore[no-untyped-def]
             scores(weight, x[c], panel, known[s])
         trail[:] = 0
         softmax_steps(known, factors, scale, rescale, join, batches, panels[c], onehot[c], trail)
-        models(trail, by_row, x[c], received[c], base[steps - 1], out[c], block, total)
+        models(trail, by_row, x[c], received[c], base[steps - 1], out[c], total)
 
 
 def softmax_round(recipe: Recipe, clients: Clients, received: list[Tensor], out: Tensor) -> None:
     """A round of clients, from received vectors (L, c, P) to their models, which are written to `out`."""
-    starts = np.stack([addresses(vector) for vector in received], axis=-1)
-    _softmax_round(starts, addresses(out), *recipe, *clients)
+    size = (clients.x.shape[-1] + 1) * clients.onehot.shape[1]
+    starts = np.stack([addresses(vectors, size) for vectors in received], axis=-1)
+    _softmax_round(starts, addresses(out, size), *recipe, *clients)
 
 
-def addresses(vectors: Tensor) -> NDArray[np.int64]:
-    """Where vectors (L, c, P) begin, (c, L)."""
-    assert vectors.dtype == torch.float32 and vectors.stride(-1) == 1
-    lane, client = (np.arange(n) * NUMBER * step for n, step in zip(vectors.shape, vectors.stride()[:2], strict=False))
-    return vectors.data_ptr() + client[:, None] + lane
+def addresses(vectors: Tensor, size: int) -> NDArray[np.int64]:
+    """Where vectors (L, c, P) of P = size numbers begin, (c, L)."""
+    lanes, clients, own = vectors.shape
+    if own != size or vectors.dtype != torch.float32 or vectors.stride(-1) != 1:
+        raise ValueError(f"vectors of {size} float32 numbers are needed, not of {own} {vectors.dtype}")
+    lane, client, _ = vectors.stride()
+    places: NDArray[np.int64] = np.arange(clients)[:, None] * client + np.arange(lanes) * lane
+    return vectors.data_ptr() + NUMBER * places
