@@ -84,9 +84,11 @@ def _tiles(count):  # type: ignore[no-untyped-def]
     return (count + MOST - 1) // MOST
 
 
-@compiled("(int64, int64, int64, int64, int64, int64, int64, int64, int64, int64, int64)")
-def _add(rows, row, scale, count, panel, length, out, out_row, ahead, ahead_tile, by):  # type: ignore[no-untyped-def]
-    """Add rows times a panel, in tiles of about the same height; each fetches its share of what comes next."""
+@compiled("(int64, int64, int64, int64, int64, int64, int64, int64, int64, int64, int64, int64)")
+def _add(  # type: ignore[no-untyped-def]
+    rows, row, scale, count, panel, length, out, out_row, ahead, fetching, ahead_tile, by
+):
+    """Add rows times a panel, in tiles of about the same height; so many of them fetch a share of what comes next."""
     tiles = _tiles(count)
     for number in range(tiles):
         height = count // tiles + (number < count % tiles)
@@ -100,7 +102,10 @@ def _add(rows, row, scale, count, panel, length, out, out_row, ahead, ahead_tile
         else:
             _three_rows(tile)
         rows, scale, out = rows + height * row, scale + height * NUMBER, out + height * out_row
-        ahead += ahead_tile
+        if number + 1 < fetching:
+            ahead += ahead_tile
+        else:
+            ahead, by = panel, 0
 
 
 # -- received vectors --------------------------------------------------------------------------------------------------
@@ -193,7 +198,7 @@ def scores(weight, x, panel, out):  # type: ignore[no-untyped-def]
         following = own + WIDTH * x.strides[0]
         _add(
             *(weight.ctypes.data, weight.strides[0], ones.ctypes.data, rows, panel.ctypes.data, features + 1),
-            *(z.ctypes.data, z.strides[0], following, WIDTH * x.strides[0] // tiles, LINE // tiles),
+            *(z.ctypes.data, z.strides[0], following, tiles, WIDTH * x.strides[0] // tiles, LINE // tiles),
         )
         for r in range(rows):
             for i in range(WIDTH):
@@ -225,7 +230,8 @@ def sums(rows, scale, x, first, total):  # type: ignore[no-untyped-def]
     count, width, rest = len(scale), features // WIDTH, features % WIDTH
     broad, full = min(BROAD, width + 1 - first), min(BROAD, width - first)
     tiles = _tiles(count)
-    most = min(TALL, BROAD * tiles)  # so many samples of the next block are fetched, one with every tile
+    most = min(TALL, BROAD * tiles)  # so many samples of the next block are fetched, one with a tile
+    fetching = most // BROAD
     block = np.empty((BROAD, most + 1, WIDTH), dtype=np.float32)  # one more, to begin at different places of the cache
     total[:] = 0
     for j in range(0, samples, most):
@@ -238,13 +244,14 @@ def sums(rows, scale, x, first, total):  # type: ignore[no-untyped-def]
                 for d in range(rest):
                     block[full, i, d] = x[j + i, width * WIDTH + d]
                 block[full, i, rest] = 1
+        following = own + most * x.strides[0] if j + most < samples else x.ctypes.data + (first + BROAD) * LINE
         for p in range(broad):
             panel, place = block.ctypes.data + p * block.strides[0], total.ctypes.data + p * LINE
-            following = own + (most + p * tiles) * x.strides[0]
             _add(
                 *(rows.ctypes.data + j * NUMBER, rows.strides[0], scale.ctypes.data, count, panel, tall),
-                *(place, total.strides[0], following, x.strides[0], BROAD * LINE // most),
+                *(place, total.strides[0], following, fetching, x.strides[0], BROAD * LINE // tall),
             )
+            following += fetching * x.strides[0]
 
 
 @compiled(
@@ -357,7 +364,7 @@ def softmax_steps(  # type: ignore[no-untyped-def]
                 panel = panels.ctypes.data + (first + p) * panels.strides[0]
                 _add(
                     *(trail.ctypes.data, trail.strides[0], by_row.ctypes.data, rows, panel, reach),
-                    *(z.ctypes.data + p * LINE, z.strides[0], panel + panels.strides[0], share, LINE // tiles),
+                    *(z.ctypes.data + p * LINE, z.strides[0], panel + panels.strides[0], tiles, share, LINE // tiles),
                 )
         weight[0] = 1 / width
         for lane in range(lanes):
