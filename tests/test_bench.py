@@ -356,7 +356,7 @@ def test_the_engine_equals_its_plain_path_after_three_rounds(
     work: str, compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One client at a time, plainly, is the oracle; 1e-4 of the parameters' length is allowed."""
-    monkeypatch.setattr("fedkin.engine.MUCH", 0 if compiled else math.inf)
+    monkeypatch.setattr("fedkin.cohorts.MUCH", 0 if compiled else math.inf)
     few = replace(WORKS[work].quick(), clients=3)
     run = few.simulation(few.federation())
     states = []

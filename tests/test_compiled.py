@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from conftest import small_federation
-from fedkin import engine
+from fedkin import cohorts
 from fedkin.algorithms import Algorithm, FedAvg, FedKin, FedProx, Vector
 from fedkin.engine import Simulation, State
 from fedkin.graph import build_graph
@@ -36,7 +36,7 @@ SHAPES = [(1, 3, 16, 5), (1, 9, 16, 16), (3, 3, 50, 40), (1, 13, 65, 100), (4, 9
 @pytest.fixture(autouse=True)
 def _worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """However little there is to do."""
-    monkeypatch.setattr(engine, "MUCH", 0)
+    monkeypatch.setattr(cohorts, "MUCH", 0)
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:
@@ -265,7 +265,7 @@ def test_a_network_has_no_use_for_it() -> None:
 
 
 def test_little_work_is_not_worth_loading_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "MUCH", 1e9)
+    monkeypatch.setattr(cohorts, "MUCH", 1e9)
     run = simulation(FedAvg(step_size=0.1))
     played(run, 1)
     assert spaces(run) == {Samples}
@@ -280,12 +280,12 @@ def test_without_numba_all_is_as_before(monkeypatch: pytest.MonkeyPatch) -> None
             raise ImportError(name)
         return real(name, *others)
 
-    engine.compiled_samples.cache_clear()
+    cohorts.compiled_samples.cache_clear()
     monkeypatch.setattr(builtins, "__import__", without)
     try:
         run = simulation(FedKin(step_size=0.02))
         state = played(run)
     finally:
-        engine.compiled_samples.cache_clear()
+        cohorts.compiled_samples.cache_clear()
     assert spaces(run) == {Samples}
     torch.testing.assert_close(state.server["model"], expected.server["model"], rtol=1e-4, atol=2e-6)

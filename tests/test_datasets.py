@@ -361,6 +361,12 @@ def test_a_single_array_is_no_archive(tmp_path: Path) -> None:
         load(tmp_path / "array.npz")
 
 
+def test_something_else_is_no_archive(tmp_path: Path) -> None:
+    (tmp_path / "table.npz").write_text("x,y\n1,2\n")
+    with pytest.raises(BadInput, match=r"table\.npz is damaged or no npz file: write it with numpy\.savez$"):
+        load(tmp_path / "table.npz")
+
+
 def test_python_objects_are_never_unpickled(tmp_path: Path) -> None:
     path = save(tmp_path / "objects.npz", x=np.array([[{}], [{}]], dtype=object), y=[0, 1])
     with pytest.raises(BadInput, match="Python objects"):

@@ -106,7 +106,8 @@ def test_the_spaces_are_really_used() -> None:
     assert samples_pay(LOCALS[0], 9, MLP(40, 3), kept=True)
     assert not samples_pay(LOCALS[0], 9, Module(lambda: nn.Linear(40, 3), (40,), 3), kept=True)
     run = simulation(small_federation(features=40), Softmax(40, 3), FedAvg(), LOCALS[0])
-    cohorts = list(run._cohorts(np.arange(5), run.local, Samples))
+    got = run.sent(run.algorithm, run.start(), np.arange(5))
+    cohorts = list(run._cohorts(run.algorithm, run.local, got, np.arange(5), {}))
     assert all(cohort.space is Samples for cohort in cohorts)
     assert sorted(int(p) for cohort in cohorts for p in cohort.places) == [0, 1, 2, 3, 4]
 

@@ -185,6 +185,13 @@ def test_other_settings_in_the_same_folder_are_refused(whole: Path, tmp_path: Pa
     run({**changed, "threads": 1, "checkpoint_every": 1}, out=tmp_path)  # of no influence on what comes out
 
 
+def test_settings_that_did_not_come_to_a_round_do_not_hold_the_folder(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="5000"):  # more clients than samples, which shows when data are dealt
+        run({**SMALL, "partition": {"clients": 5000}}, out=tmp_path)
+    (result,) = run(SMALL, out=tmp_path)
+    assert len(result.rounds) == 8
+
+
 def test_a_run_that_diverges_does_not_stop_the_others(tmp_path: Path) -> None:
     grid = {**SMALL, "local": {"step_size": [1e30, 0.05], "epochs": 2, "batch_size": 32}}
     first, second = run(grid, out=tmp_path)

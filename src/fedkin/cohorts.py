@@ -1,24 +1,80 @@
-"""Cohorts: clients that are processed together, so many that they fit the cache.
+"""Cohorts: clients that are processed together, so many that they fit the cache, each where its steps are cheapest.
 
 One large client at a time, many tiny ones stacked.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from fedkin.local import Local
-from fedkin.samples import Samples, cost
-from fedkin.spaces import Plain
+from fedkin.models import Layered, Model, Softmax
+from fedkin.samples import FEW, Samples, cost, samples_pay
+from fedkin.spaces import Fused, Plain
 
 # A cohort holds at most this many numbers (4 bytes each) that every step goes through, so that they stay in the cache:
 # a core's own for a batch of samples, its share of the common one for Gram matrices.
 BATCH_NUMBERS = 1 << 18
 GRAM_NUMBERS = 2 << 20
 
+# Compiled steps are loaded for rounds of so many multiplications, others are over before that. They work on three rows
+# at the least, one for each lane and each class but the last.
+MUCH, FEWEST_ROWS = 1e9, 3
+
 Where = type[Plain] | type[Samples]
+
+
+@dataclass(frozen=True)
+class Steps:
+    """What the local steps of a round are like, as far as it decides where they are taken.
+
+    gradients  how many a step takes; 0 if it is more than linear combinations of vectors
+    lanes      how many runs take them together
+    returning  whether the same clients come in every round,
+    repeated   and with the same batches
+    """
+
+    model: Model
+    local: Local
+    device: torch.device
+    gradients: int
+    lanes: int
+    returning: bool
+    repeated: bool
+
+    def spaces(self, sizes: Sequence[int]) -> dict[int, Where]:
+        """Where clients with so many samples work."""
+        model = self.model
+        if not self.gradients:
+            return dict.fromkeys(sizes, Plain)
+        if not isinstance(model, Layered):
+            return dict.fromkeys(sizes, Fused)
+        long = compiled_samples() if self._compilable(sizes) else Samples
+        pay = {n: samples_pay(self.local, n, model, self.returning) for n in set(sizes)}
+        return {n: (long if n >= FEW else Samples) if pay[n] else Fused for n in pay}
+
+    def _compilable(self, sizes: Sequence[int]) -> bool:
+        """Whether compiled steps do what is asked, and are worth loading."""
+        if not isinstance(self.model, Softmax) or self.device.type != "cpu":
+            return False
+        if self.gradients > 1 or self.local.clip is not None or not (self.returning and self.repeated):
+            return False
+        work = sum(cost(self.local, n, self.model.first.inputs, in_samples=True) for n in sizes) * self.model.classes
+        return work > MUCH and self.lanes * (self.model.classes - 1) >= FEWEST_ROWS
+
+
+@cache
+def compiled_samples() -> type[Samples]:
+    """Sample space with compiled rounds if Numba is there, else without."""
+    try:
+        from fedkin.compiled import Compiled
+    except ImportError:
+        return Samples
+    return Compiled
 
 
 @dataclass(frozen=True)
@@ -34,10 +90,10 @@ class Cohort:
     cost: float
 
 
-def cohorts_of(
-    sizes: Sequence[int], spaces: Mapping[int, Where], local: Local, features: int, outputs: int
-) -> Iterator[Cohort]:
-    """Group clients by size. `spaces` says where clients of a size work, `outputs` are the first layer's."""
+def cohorts_of(sizes: Sequence[int], features: int, steps: Steps) -> Iterator[Cohort]:
+    """Group clients by size."""
+    spaces, local, model = steps.spaces(sizes), steps.local, steps.model
+    outputs = model.first.outputs if isinstance(model, Layered) else 0
     group: list[int] = []
 
     def gathered() -> Cohort:

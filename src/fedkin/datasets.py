@@ -9,6 +9,7 @@ are found in a directory or downloaded once.
 import os
 import socket
 import tempfile
+import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -373,10 +374,11 @@ def _read(path: Path) -> dict[str, Array]:
     except BadInput:
         raise
     except Exception as error:  # the readers of the zip, of deflate and of the header all have errors of their own
+        if not zipfile.is_zipfile(path):
+            raise BadInput(f"{path} is damaged or no npz file: write it with numpy.savez") from error
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise BadInput(
-            f"{path} cannot be read ({reason}): it is damaged, no npz file, or holds Python objects; "
-            "write it again with numpy.savez"
+            f"{path} cannot be read ({reason}): it is damaged or holds Python objects; write it again with numpy.savez"
         ) from error
     return {key: array for key, array in arrays.items() if isinstance(array, np.ndarray)}
 

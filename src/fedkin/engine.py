@@ -10,7 +10,6 @@ Clients are processed in cohorts (`fedkin.cohorts`), each in the space where its
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -19,19 +18,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedkin.algorithms import Algorithm, Tensors
-from fedkin.cohorts import Cohort, Where, cohorts_of
+from fedkin.cohorts import Cohort, Steps, Where, cohorts_of
 from fedkin.errors import BadInput
 from fedkin.federation import Federation
 from fedkin.graph import SimilarityGraph
 from fedkin.local import Local
 from fedkin.memory import room
-from fedkin.models import Layered, Model, Softmax, seeded
-from fedkin.samples import FEW, Samples, Script, cost, prepare, samples_pay
-from fedkin.spaces import Fused, Plain, Space, is_run
-
-# Compiled steps are loaded for rounds of so many multiplications, others are over before that. They work on three rows
-# at the least, one for each lane and each class but the last.
-MUCH, FEWEST_ROWS = 1e9, 3
+from fedkin.models import Layered, Model, seeded
+from fedkin.samples import Samples, Script, prepare
+from fedkin.spaces import Plain, Space, is_run
 
 # Purposes of random numbers: every draw is keyed by (seed, purpose, …), so that no draw depends on how many came
 # before it. That is what makes a resumed run equal an uninterrupted one.
@@ -101,8 +96,7 @@ class Simulation:
         replies: Tensors = {}
         models = room(got["model"], *got["model"].shape)  # those that clients end with
         memory = {name: value.clone() for name, value in state.memory.items()}
-        in_samples = self._in_samples(algorithm, local, got, who, memory)
-        cohorts = list(self._cohorts(who, local, in_samples))
+        cohorts = list(self._cohorts(algorithm, local, got, who, memory))
         script = self._script(algorithm, local, got, cohorts)
 
         def work(cohort: Cohort) -> None:
@@ -168,41 +162,21 @@ class Simulation:
         finally:
             torch.set_num_threads(threads)
 
-    def _cohorts(self, who: NDArray[np.int64], local: Local, in_samples: type[Samples] | None) -> Iterator[Cohort]:
+    def _cohorts(
+        self, algorithm: Algorithm, local: Local, got: Tensors, who: NDArray[np.int64], memory: Tensors
+    ) -> Iterator[Cohort]:
         """Group those present."""
         sizes = self.federation.train.sizes[who].tolist()
         if not self.stacked:
             return (Cohort(np.array([place]), Plain, local.count(n), n) for place, n in enumerate(sizes))
-        spaces = {n: self._space_for(local, n, in_samples) for n in set(sizes)}
-        outputs = self.model.first.outputs if isinstance(self.model, Layered) else 0
-        return cohorts_of(sizes, spaces, local, self.federation.features, outputs)
-
-    def _space_for(self, local: Local, samples: int, in_samples: type[Samples] | None) -> Where:
-        """Where a client with so many samples works, if the algorithm allows for sample space or does not."""
-        if in_samples is None:
-            return Plain
-        if not samples_pay(local, samples, self.model, self.all_present):
-            return Fused
-        return in_samples if samples >= FEW else Samples
-
-    def _in_samples(
-        self, algorithm: Algorithm, local: Local, got: Tensors, who: NDArray[np.int64], memory: Tensors
-    ) -> type[Samples] | None:
-        """The sample space that the algorithm allows for: none if its steps are more than linear combinations.
-
-        It is compiled where that can be had, does what is asked, and is worth loading.
-        """
-        gradients = 0 if memory else self._gradients(algorithm, got)
-        if gradients == 0:
-            return None
-        same = self.all_present and local is self.local and local.order == "fixed" and local.clip is None
-        if gradients > 1 or not same or not isinstance(self.model, Softmax) or self.device.type != "cpu":
-            return Samples
-        sizes, features = self.federation.train.sizes[who], self.federation.features
-        work = sum(cost(local, n, features, in_samples=True) for n in sizes.tolist()) * self.model.classes
-        lanes = len(got["model"]) if got["model"].dim() == 3 else 1
-        enough = work > MUCH and lanes * (self.model.classes - 1) >= FEWEST_ROWS
-        return compiled_samples() if enough else Samples
+        steps = Steps(
+            *(self.model, local, self.device),
+            gradients=0 if memory else self._gradients(algorithm, got),
+            lanes=len(got["model"]) if got["model"].dim() == 3 else 1,
+            returning=self.all_present,
+            repeated=local is self.local and local.order == "fixed",
+        )
+        return cohorts_of(sizes, self.federation.features, steps)
 
     def _gradients(self, algorithm: Algorithm, got: Tensors) -> int:
         """How many gradients a step takes; 0 if it takes more than + and − of vectors and × by scalars.
@@ -249,16 +223,6 @@ class Simulation:
         if self.all_present:
             self._kept[key] = made
         return made
-
-
-@cache
-def compiled_samples() -> type[Samples]:
-    """Sample space with compiled products if Numba is there, else without."""
-    try:
-        from fedkin.compiled import Compiled
-    except ImportError:
-        return Samples
-    return Compiled
 
 
 def as_slice(places: NDArray[np.int64]) -> Any:

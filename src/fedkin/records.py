@@ -110,10 +110,11 @@ class RunFolder:
                 shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
 
     def _claim(self, config: Mapping[str, Any], usual: Mapping[str, Any]) -> None:
-        """Write the configuration, or make sure that the one in the folder is the same."""
+        """Write the configuration, or make sure that the one in the folder is the same if it has been used."""
         file = self.path / "config.json"
         new = json.loads(as_json(config))
-        if file.exists():
+        begun = {entry.name for entry in self.path.iterdir()} - {".lock", file.name}
+        if begun and file.exists():
             try:
                 old = json.loads(file.read_text(encoding="utf-8"))
             except ValueError:
