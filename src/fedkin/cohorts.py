@@ -53,9 +53,9 @@ class Steps:
             return dict.fromkeys(sizes, Plain)
         if not isinstance(model, Layered):
             return dict.fromkeys(sizes, Fused)
-        long = compiled_samples() if self._compilable(sizes) else Samples
+        not_tiny = compiled_samples() if self._compilable(sizes) else Samples
         pay = {n: samples_pay(self.local, n, model, self.returning) for n in set(sizes)}
-        return {n: (long if n >= FEW else Samples) if pay[n] else Fused for n in pay}
+        return {n: (not_tiny if n >= FEW else Samples) if pay[n] else Fused for n in pay}
 
     def _compilable(self, sizes: Sequence[int]) -> bool:
         """Whether compiled steps do what is asked, and are worth loading."""

@@ -25,6 +25,7 @@ class Compiled(Samples):
 
     def __init__(self, model: Layered, local: Local, ready: Prepared, dealt: Dealt) -> None:
         super().__init__(model, local, ready, dealt)
+        assert bool(ready.ones.all()), "clients of different sizes are not stacked here"
         panels: list[Tensor] = []
         first: dict[int, int] = {}  # panel of a batch, by the batch's first sample
         for batch in self.batches:

@@ -33,6 +33,8 @@ DENSE = 64
 MANY = 5_000
 # Clients whose nearest are looked for at once.
 ROWS = 512
+# Numbers (4 bytes each) that a core's own cache holds; fewer columns than these are not worth a call.
+CACHE_NUMBERS, FEWEST_COLUMNS = 1 << 18, 64
 
 
 def message(x: ArrayLike, sign: str = "paper") -> Floats:
@@ -253,15 +255,19 @@ def mixed(rows: Matrix, models: torch.Tensor) -> torch.Tensor:
     out = room(models, *models.shape[:-2], rows.shape[0], models.shape[-1])
     if not isinstance(rows, csr_array):
         return torch.matmul(models.new_tensor(rows), models, out=out)
-    out.zero_()
-    if rows.nnz:
-        index, first = (
-            torch.as_tensor(part, dtype=torch.int64, device=models.device) for part in (rows.indices, rows.indptr)
-        )
-        by = models.new_tensor(rows.data)
-        for lane, into in zip(models.view(-1, *models.shape[-2:]), out.view(-1, *out.shape[-2:]), strict=True):
-            into += torch.nn.functional.embedding_bag(
-                index, lane, first, mode="sum", per_sample_weights=by, include_last_offset=True
+    if not rows.nnz:
+        return out.zero_()
+    index, first = (
+        torch.as_tensor(part, dtype=torch.int64, device=models.device) for part in (rows.indices, rows.indptr)
+    )
+    by, (count, size) = models.new_tensor(rows.data), models.shape[-2:]
+    # Models that are read again and again are taken so many columns at a time that those stay in the cache.
+    width = max(FEWEST_COLUMNS, CACHE_NUMBERS // count) if rows.nnz > 2 * count else size
+    for lane, into in zip(models.view(-1, count, size), out.view(-1, *out.shape[-2:]), strict=True):
+        for start in range(0, size, width):
+            columns = slice(start, start + width)
+            into[:, columns] = torch.nn.functional.embedding_bag(
+                index, lane[:, columns].contiguous(), first, mode="sum", per_sample_weights=by, include_last_offset=True
             )
     return out
 
