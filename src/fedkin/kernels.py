@@ -292,39 +292,58 @@ def models(trail, scale, x, given, by, out, total):  # type: ignore[no-untyped-d
 # -- the local steps of softmax regression -----------------------------------------------------------------------------
 
 
-def _write_residual(v: Vectors, z: Any, row: Any, others: Any, onehot: Any, onehot_row: Any, weight: Any) -> None:
-    """In place of the scores z of eight samples, r = weight · (softmax(z) − onehot).
+def _write_joined(v: Vectors, z: Any, onehot: Any, trail: Any, rows: Any, others: Any, weight: Any, many: Any) -> None:
+    """To the trail of so many vectors of samples with scores z, add weight · (softmax(z) − onehot).
 
-    Both are less the last class's: its score is 0, and its residual is subtracted from the others'.
+    All are less the last class's: its score is 0, and its residual is subtracted from the others'.
     """
-    (most,) = v.loop(others, [v.zero], lambda k, most: [v.larger(most[0], v.load(v.at(z, (row, k))))])
-
-    def exponential(k: Any, total: list[Any]) -> list[Any]:
-        place = v.at(z, (row, k))
-        power = v.exp(v.builder.fsub(v.load(place), most))
-        v.store(power, place)
-        return [v.builder.fadd(total[0], power)]
-
-    last = v.exp(v.builder.fsub(v.zero, most))
-    (total,) = v.loop(others, [last], exponential)
+    z_row, onehot_row, trail_row = (v.load(v.at(rows, (ADDRESS, i)), ADDRESS_TYPE) for i in range(3))
     each = v.spread(weight)
-    share = v.builder.fdiv(each, total)
 
-    def residual(power: Any, k: Any) -> Any:
-        label = v.builder.fmul(each, v.load(v.at(onehot, (onehot_row, k))))
-        return v.builder.fsub(v.builder.fmul(power, share), label)
+    def samples(b: Any, _: list[Any]) -> list[Any]:
+        def score(k: Any) -> Any:
+            return v.at(z, (z_row, k), (v.bytes, b))
 
-    of_last = residual(last, others)
+        def exponential(k: Any, total: list[Any]) -> list[Any]:
+            power = v.exp(v.builder.fsub(v.load(score(k)), most))
+            v.store(power, score(k))
+            return [v.builder.fadd(total[0], power)]
 
-    def less_the_last(k: Any, _: list[Any]) -> list[Any]:
-        place = v.at(z, (row, k))
-        v.store(v.builder.fsub(residual(v.load(place), k), of_last), place)
+        (most,) = v.loop(others, [v.zero], lambda k, most: [v.larger(most[0], v.load(score(k)))])
+        last = v.exp(v.builder.fsub(v.zero, most))
+        (total,) = v.loop(others, [last], exponential)
+        share = v.builder.fdiv(each, total)
+
+        def residual(power: Any, k: Any) -> Any:
+            label = v.builder.fmul(each, v.load(v.at(onehot, (onehot_row, k), (v.bytes, b))))
+            return v.builder.fsub(v.builder.fmul(power, share), label)
+
+        of_last = residual(last, others)
+
+        def join(k: Any, _: list[Any]) -> list[Any]:
+            less = v.builder.fsub(residual(v.load(score(k)), k), of_last)
+            place = v.at(trail, (trail_row, k), (v.bytes, b))
+            v.store(v.builder.fadd(v.load(place), less), place)
+            return []
+
+        v.loop(others, [], join)
         return []
 
-    v.loop(others, [], less_the_last)
+    v.loop(many, [], samples)
 
 
-_residual = vector_code(_write_residual)
+_joined, _joined_rest = vector_code(_write_joined), vector_code(_write_joined, lane=1)
+
+
+@compiled("(int64, int64, int64, int64, int64, int64, int64)")
+def _join(z, onehot, trail, rows, others, weight, samples):  # type: ignore[no-untyped-def]
+    """The same for any number of samples."""
+    whole = samples // LANE * LANE
+    if whole > 0:
+        _joined((z, onehot, trail, rows, others, weight, whole // LANE))
+    if whole < samples:
+        done = whole * NUMBER
+        _joined_rest((z + done, onehot + done, trail + done, rows, others, weight, samples - whole))
 
 
 @compiled(
@@ -339,25 +358,27 @@ def softmax_steps(  # type: ignore[no-untyped-def]
     known (N, L·(K−1), n + 16) are the scores of all samples under the points, and room to spare. For the rest see
     `Recipe` and `Clients`.
     """
-    steps, (rows, samples), lanes = len(batches), trail.shape, join.shape[1]
+    steps, rows, lanes = len(batches), len(trail), join.shape[1]
     others = rows // lanes  # classes but the last
     widest = 0
     for k in range(steps):
         widest = max(widest, batches[k, 1] - batches[k, 0])
     z = np.zeros((rows, (widest + WIDTH - 1) // WIDTH * WIDTH), dtype=np.float32)
-    by_row, weight = np.empty(rows, dtype=np.float32), np.empty(1, dtype=np.float32)
-    tiles = _tiles(rows)
+    strides = np.array([z.strides[0], onehot.strides[0], trail.strides[0]])
+    nothing, weight = np.zeros(widest, dtype=np.float32), np.empty(1, dtype=np.float32)
+    points, by = np.empty(len(known), dtype=np.int64), np.empty(len(known), dtype=np.float32)
+    by_row, tiles = np.empty(rows, dtype=np.float32), _tiles(rows)
     for k in range(steps):
         start, stop, reach, first = batches[k]
-        width = stop - start
+        width, at = stop - start, start * NUMBER
         for r in range(rows):
             lane = r // others
             by_row[r] = scale[k, lane]
-            for b in range(width):
-                z[r, b] = factors[k, 0, lane] * known[0, r, start + b]
-            for s in range(1, len(known)):
-                for b in range(width):
-                    z[r, b] += factors[k, s, lane] * known[s, r, start + b]
+            for s in range(len(known)):
+                points[s] = known.ctypes.data + s * known.strides[0] + r * known.strides[1]
+                by[s] = factors[k, s, lane]
+            place = z.ctypes.data + r * z.strides[0]
+            _mix(points.ctypes.data, by.ctypes.data, len(known), at, nothing.ctypes.data, place, width)
         if reach > 0:
             share = reach * LINE // tiles
             for p in range((width + WIDTH - 1) // WIDTH):
@@ -366,22 +387,15 @@ def softmax_steps(  # type: ignore[no-untyped-def]
                     *(trail.ctypes.data, trail.strides[0], by_row.ctypes.data, rows, panel, reach),
                     *(z.ctypes.data + p * LINE, z.strides[0], panel + panels.strides[0], tiles, share, LINE // tiles),
                 )
-        weight[0] = 1 / width
         for lane in range(lanes):
-            for b in range(0, width, LANE):
-                _residual(
-                    (
-                        *(z.ctypes.data + lane * others * z.strides[0] + b * NUMBER, z.strides[0], others),
-                        *(onehot.ctypes.data + (start + b) * NUMBER, onehot.strides[0], weight.ctypes.data),
-                    )
-                )
-        for r in range(rows):
-            lane = r // others
+            own = slice(lane * others, (lane + 1) * others)
             if rescale[k, lane] != 1:
-                for j in range(samples):
-                    trail[r, j] *= rescale[k, lane]
-            for b in range(width):
-                trail[r, start + b] += join[k, lane] * z[r, b]
+                trail[own] *= rescale[k, lane]
+            weight[0] = join[k, lane] / width
+            _join(
+                *(z[own].ctypes.data, onehot.ctypes.data + at, trail[own].ctypes.data + at),
+                *(strides.ctypes.data, others, weight.ctypes.data, width),
+            )
 
 
 # -- a round -----------------------------------------------------------------------------------------------------------
