@@ -1,6 +1,7 @@
 """Compiled steps: every product against PyTorch's, and whole rounds against plain parameters, a client at a time."""
 
 import builtins
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -235,6 +236,23 @@ def test_rounds_are_the_same_with_any_number_of_threads() -> None:
     finally:
         torch.set_num_threads(before)
     assert torch.equal(*models)
+
+
+def test_a_large_client_does_not_keep_the_others_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It cannot use two cores itself, so others work next to it."""
+    sizes = (190, 64, 20, 20, 20, 20)
+    run = replace(simulation(FedAvg(step_size=0.02)), federation=small_federation(sizes, features=150, classes=4))
+    threads, play = set(), Compiled.play
+
+    def noted(self: Compiled, *given: Any) -> Tensor:
+        threads.add(threading.current_thread())
+        return play(self, *given)
+
+    monkeypatch.setattr(Compiled, "play", noted)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    played(run, 1)
+    assert spaces(run) == {Compiled}
+    assert threading.main_thread() not in threads
 
 
 # -- when it is used ---------------------------------------------------------------------------------------------------

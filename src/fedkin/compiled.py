@@ -23,6 +23,8 @@ class Compiled(Samples):
     The Gram matrix is kept in panels alone, the columns of a batch side by side.
     """
 
+    on_all_cores = False
+
     def __init__(self, model: Layered, local: Local, ready: Prepared, dealt: Dealt) -> None:
         super().__init__(model, local, ready, dealt)
         assert bool(ready.ones.all()), "clients of different sizes are not stacked here"

@@ -147,11 +147,12 @@ class Simulation:
 
         They go to threads of one core each, the longest first: PyTorch's own threads would have to wait for each other
         after every operation, and there are thousands a round. Only where a single cohort would keep the other cores
-        waiting, all work on the same. What a cohort computes does not depend on when the others do.
+        waiting, all work on the same, if they can. What a cohort computes does not depend on when the others do.
         """
         threads = torch.get_num_threads() if self.device.type == "cpu" and self.model.parallel else 1
-        costs = [cohort.cost for cohort in cohorts]
-        if threads == 1 or sum(costs) < threads * max(costs):
+        longest = max(cohorts, key=lambda cohort: cohort.cost)
+        waiting = sum(cohort.cost for cohort in cohorts) < threads * longest.cost
+        if threads == 1 or (waiting and longest.space.on_all_cores):
             for cohort in cohorts:
                 work(cohort)
             return

@@ -11,7 +11,7 @@ client. So its steps are carried out once, on scalars alone, as a `Script`, and 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -282,6 +282,8 @@ class Samples(Symbolic):
 
     Arrays are (c, L, O, n): clients, lanes, outputs of the layer, samples.
     """
+
+    on_all_cores: ClassVar[bool] = True  # whether a single cohort can use more than one
 
     def __init__(self, model: Layered, local: Local, ready: Prepared, dealt: Dealt) -> None:
         self.model, self.layer, self.local, self.ready = model, model.first, local, ready

@@ -6,7 +6,7 @@ begin with a linear layer. An algorithm's `step` runs unchanged in all.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -57,6 +57,8 @@ class Batch:
 
 class Plain:
     """Parameters as they are: works for every model and algorithm."""
+
+    on_all_cores: ClassVar[bool] = True  # whether a single cohort can use more than one
 
     def __init__(self, model: Model, local: Local, clients: Clients, cohort: NDArray[np.int64], dealt: Dealt) -> None:
         self.model, self.local = model, local
