@@ -275,13 +275,14 @@ def mixed(rows: Matrix, models: torch.Tensor) -> torch.Tensor:
 def _compared(around: torch.Tensor, count: int) -> NDArray[np.int64]:
     """The rows nearest to each, (C, count), from the distances of all pairs, a block at a time."""
     half_squares = (around**2).sum(dim=1) / 2
-    near = []
+    near = np.empty((len(around), count), dtype=np.int64)
+    block = around.new_empty(min(ROWS, len(around)), len(around))  # used again, as it is large
     for first in range(0, len(around), ROWS):
         mine = np.arange(first, min(first + ROWS, len(around)))
-        alike = around[mine] @ around.T - half_squares  # larger is nearer
+        alike = torch.matmul(around[mine], around.T, out=block[: len(mine)]).sub_(half_squares)  # larger is nearer
         alike[np.arange(len(mine)), mine] = -np.inf  # nobody is their own neighbour
-        near.append(torch.topk(alike, count, dim=1, sorted=False).indices.numpy())
-    return np.concatenate(near)
+        near[mine] = torch.topk(alike, count, dim=1, sorted=False).indices.numpy()
+    return near
 
 
 def _indexed(around: torch.Tensor, count: int) -> NDArray[np.int64]:
