@@ -249,8 +249,12 @@ def test_a_large_client_does_not_keep_the_others_waiting(monkeypatch: pytest.Mon
         return play(self, *given)
 
     monkeypatch.setattr(Compiled, "play", noted)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    played(run, 1)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        played(run, 1)
+    finally:
+        torch.set_num_threads(before)
     assert spaces(run) == {Compiled}
     assert threading.main_thread() not in threads
 
