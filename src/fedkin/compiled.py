@@ -35,7 +35,7 @@ class Compiled(Samples):
                 first[batch.rows.start] = sum(one.shape[1] for one in panels)
                 panels.append(kernels.panels(ready.gram[..., batch.rows]))
         steps = [(b.rows.start, b.rows.stop, b.reach, first[b.rows.start]) for b in self.batches]
-        onehot = torch.nn.functional.pad(ready.onehot[:, 0], (0, kernels.WIDTH))
+        onehot = ready.onehot[:, 0].contiguous()
         self.clients = kernels.Clients(
             ready.x.numpy(), onehot.numpy(), torch.cat(panels, dim=1).numpy(), np.array(steps, dtype=np.int64)
         )

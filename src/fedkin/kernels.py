@@ -222,7 +222,7 @@ TALL, BROAD = 64, 16  # samples, and panels of features, that are put in order a
 
 @compiled("(float32[:, ::1], float32[::1], float32[:, ::1], int64, float32[:, ::1])")
 def sums(rows, scale, x, first, total):  # type: ignore[no-untyped-def]
-    """Rows (R, n), times a scale each, times samples x (n, D): so many panels of features, from the first on.
+    """Rows (R, n), times a scale each, times samples x (n, D): BROAD panels of features at most, from the first on.
 
     `total` is (R or more, 16·BROAD). There is a feature that is always 1 behind the D others.
     """
@@ -355,8 +355,7 @@ def softmax_steps(  # type: ignore[no-untyped-def]
 ):
     """The local steps, on the trail (L·(K−1), n), which is zero before.
 
-    known (N, L·(K−1), n + 16) are the scores of all samples under the points, and room to spare. For the rest see
-    `Recipe` and `Clients`.
+    known (N, L·(K−1), n) are the scores of all samples under the points. For the rest see `Recipe` and `Clients`.
     """
     steps, rows, lanes = len(batches), len(trail), join.shape[1]
     others = rows // lanes  # classes but the last
@@ -426,7 +425,7 @@ class Clients(NamedTuple):
     """Clients with the same number n of samples.
 
     x        (c, n, D)       their samples
-    onehot   (c, K, n + 16)  labels
+    onehot   (c, K, n)       labels
     panels   (c, P, n, 16)   Gram matrices, batch by batch
     batches  (T, 4)          for every step: its samples from … to …, how far the trail reaches, its first panel
     """
@@ -451,7 +450,7 @@ def _softmax_round(  # type: ignore[no-untyped-def]
     whole = np.empty((others + 1, features + 1), dtype=np.float32)
     weight = np.empty((rows, features + 1), dtype=np.float32)
     panel = np.empty((features + 1, WIDTH), dtype=np.float32)
-    known = np.zeros((len(points), rows, samples + WIDTH), dtype=np.float32)
+    known = np.empty((len(points), rows, samples), dtype=np.float32)
     trail = np.empty((rows, samples), dtype=np.float32)
     total = np.empty((rows + 1, BROAD * WIDTH), dtype=np.float32)
     by_row = np.empty(rows, dtype=np.float32)
