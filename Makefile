@@ -20,7 +20,7 @@ demo: $(READY)  ## FedAvg, FedProx and FedKin race on real digits: table and fig
 	$(BIN)/fedkin report results/demo
 
 federation: $(READY)  ## the same race on Flower: a SuperLink and five SuperNodes on this machine
-	$(BIN)/python -m fedkin.flower_loopback examples/flower/digits --nodes 5
+	PYTHONPATH=tools $(BIN)/python -m loopback examples/flower/digits --nodes 5
 
 docs: $(READY)  ## regenerate the figures of the README and the pages (not the benchmark's)
 	$(BIN)/fedkin run --out build
@@ -30,16 +30,16 @@ docs: $(READY)  ## regenerate the figures of the README and the pages (not the b
 	$(BIN)/fedkin theory --quadratic --out build
 
 check: $(READY)  ## formatting, lint and types
-	$(BIN)/ruff format --check src tests
-	$(BIN)/ruff check src tests
+	$(BIN)/ruff format --check src tests tools examples
+	$(BIN)/ruff check src tests tools examples
 	$(BIN)/mypy
 
 test: check  ## check, then the tests
 	$(BIN)/pytest -n 2 --dist worksteal
 
 format: $(READY)  ## format the code and mend what lint can mend
-	$(BIN)/ruff format src tests
-	$(BIN)/ruff check --fix src tests
+	$(BIN)/ruff format src tests tools examples
+	$(BIN)/ruff check --fix src tests tools examples
 
 clean:  ## remove the environment and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

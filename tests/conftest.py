@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedkin.federation import Federation, from_rows
+from fedkin.data.federation import Federation, from_rows
 
 
 @pytest.fixture

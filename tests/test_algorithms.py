@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 
 from conftest import small_federation
-from fedkin.algorithms import ALGORITHMS, Algorithm, FedAvg, FedKin, FedProx, FedSGD, Tensors, algorithm_named
-from fedkin.engine import Simulation, State
+from fedkin.algorithms import ALGORITHMS, Algorithm, FedAvg, FedKin, FedProx, FedSGD, algorithm_named
+from fedkin.algorithms.local import Local
+from fedkin.algorithms.schedules import Schedule
+from fedkin.engine.simulation import Simulation, State
 from fedkin.errors import BadInput
-from fedkin.graph import SimilarityGraph, build_graph
-from fedkin.local import Local
+from fedkin.graph.similarity import SimilarityGraph, build_graph
 from fedkin.models import Softmax
-from fedkin.schedules import Schedule
+from fedkin.types import Tensors
 
 
 def simulation(algorithm: Algorithm, **settings: Any) -> Simulation:

@@ -17,14 +17,16 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 from typer.testing import CliRunner
 
-from fedkin import bench, bench_growth, bench_loops
 from fedkin.algorithms import FedKin
-from fedkin.bench import Options, Spread, Times, interleaved, ratio
-from fedkin.bench_loops import LOOPS, DataLoaderLoop, SliceLoop, engine
-from fedkin.bench_works import WORKS, Work
+from fedkin.bench import growth as bench_growth
+from fedkin.bench import loops as bench_loops
+from fedkin.bench import run as bench
+from fedkin.bench.loops import LOOPS, DataLoaderLoop, SliceLoop, engine
+from fedkin.bench.run import Options, Spread, Times, interleaved, ratio
+from fedkin.bench.works import WORKS, Work
 from fedkin.cli import app
 from fedkin.errors import BadInput
-from fedkin.pages import with_section
+from fedkin.reports.pages import with_section
 
 # Very small, yet with clients of different sizes and a last batch that is not full.
 TINY = replace(WORKS["cifar-imbalanced"], clients=6, samples=30, shape=(12,), batch_size=16)
@@ -356,7 +358,7 @@ def test_the_engine_equals_its_plain_path_after_three_rounds(
     work: str, compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One client at a time, plainly, is the oracle; 1e-4 of the parameters' length is allowed."""
-    monkeypatch.setattr("fedkin.cohorts.MUCH", 0 if compiled else math.inf)
+    monkeypatch.setattr("fedkin.engine.cohorts.MUCH", 0 if compiled else math.inf)
     few = replace(WORKS[work].quick(), clients=3)
     run = few.simulation(few.federation())
     states = []

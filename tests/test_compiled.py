@@ -13,20 +13,20 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from conftest import small_federation
-from fedkin import cohorts
 from fedkin.algorithms import Algorithm, FedAvg, FedKin, FedProx, Vector
-from fedkin.engine import Simulation, State
-from fedkin.graph import build_graph
-from fedkin.lanes import together
-from fedkin.local import Local
+from fedkin.algorithms.local import Local
+from fedkin.algorithms.schedules import Schedule
+from fedkin.engine import cohorts
+from fedkin.engine.lanes import together
+from fedkin.engine.simulation import Simulation, State
+from fedkin.engine.spaces.samples import Samples
+from fedkin.graph.similarity import build_graph
 from fedkin.models import MLP, Layer, Model, Softmax
-from fedkin.samples import Samples
-from fedkin.schedules import Schedule
 
 pytest.importorskip("numba")
 
-from fedkin import kernels
-from fedkin.compiled import Compiled
+from fedkin.engine.spaces import kernels
+from fedkin.engine.spaces.compiled import Compiled
 
 # Some below what is worth it, some that fill their batches and panels, some that do not.
 SIZES = (70, 130, 64, 64, 20, 101)
@@ -298,7 +298,7 @@ def test_without_numba_all_is_as_before(monkeypatch: pytest.MonkeyPatch) -> None
     real = builtins.__import__
 
     def without(name: str, *others: Any) -> Any:
-        if name == "fedkin.compiled":
+        if name == "fedkin.engine.spaces.compiled":
             raise ImportError(name)
         return real(name, *others)
 

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from fedkin.algorithms import FedKin, FedProx
-from fedkin.config import _section_keys, default_text, plans
+from fedkin.algorithms.schedules import Schedule
 from fedkin.errors import BadInput
-from fedkin.schedules import Schedule
+from fedkin.experiments.config import _section_keys, default_text, plans
 
 
 def names(settings: dict[str, Any], *overrides: str) -> list[str]:

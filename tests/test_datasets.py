@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from fedkin.datasets import (
+from fedkin.data.sources import (
     NAMES,
     Dataset,
     from_arrays,
@@ -273,7 +273,7 @@ def test_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(hub, "load_dataset", lambda _: hub.load_from_disk(str(whole_mnist)))
-    monkeypatch.setattr("fedkin.datasets.from_hub", lambda *_: small())
+    monkeypatch.setattr("fedkin.data.sources.from_hub", lambda *_: small())
     monkeypatch.setattr(np, "savez_compressed", full)
     with pytest.raises(BadInput, match=r"cannot be written \(No space left on device\)"):
         load("mnist", tmp_path / "data")

@@ -13,15 +13,15 @@ from torch import Tensor, nn
 
 from conftest import small_federation
 from fedkin.algorithms import Algorithm, FedAvg, FedKin, FedProx, Vector
-from fedkin.engine import Simulation, State
+from fedkin.algorithms.local import Local
+from fedkin.algorithms.schedules import Schedule
+from fedkin.data.federation import Federation
+from fedkin.engine.metrics import measure
+from fedkin.engine.simulation import Simulation, State
+from fedkin.engine.spaces.samples import Samples, samples_pay
 from fedkin.errors import BadInput
-from fedkin.federation import Federation
-from fedkin.graph import SimilarityGraph, build_graph
-from fedkin.local import Local
-from fedkin.metrics import measure
+from fedkin.graph.similarity import SimilarityGraph, build_graph
 from fedkin.models import MLP, Model, Module, Softmax
-from fedkin.samples import Samples, samples_pay
-from fedkin.schedules import Schedule
 
 ALGORITHMS = [FedAvg(step_size=0.3), FedProx(alpha=0.7, step_size=0.3), FedKin(beta=0.4, step_size=0.3)]
 

@@ -14,9 +14,11 @@ import numpy as np
 import pytest
 import torch
 
-from fedkin import FedAvg, FedKin, Local, Schedule, experiment, federate, load, plot, records, run, train
-from fedkin.engine import Simulation, State
+from fedkin import FedAvg, FedKin, Local, Schedule, federate, load, plot, run, train
+from fedkin.engine.simulation import Simulation, State
 from fedkin.errors import BadInput
+from fedkin.experiments import records
+from fedkin.experiments import run as experiment
 
 SMALL: dict[str, Any] = {
     "name": "small",
@@ -218,7 +220,7 @@ def test_two_processes_cannot_hold_a_folder(tmp_path: Path) -> None:
     folder = records.RunFolder(tmp_path / "run")
     with folder.opened({"a": 1}):
         child = (
-            "from pathlib import Path; from fedkin.records import RunFolder; import sys\n"
+            "from pathlib import Path; from fedkin.experiments.records import RunFolder; import sys\n"
             "with RunFolder(Path(sys.argv[1])).opened({'a': 1}): pass"
         )
         command = [sys.executable, "-c", child, str(folder.path)]

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 from fedkin.errors import BadInput
-from fedkin.figures import federation_figure, histogram_text, replacing, save, sparkline, style
+from fedkin.reports.figures import federation_figure, histogram_text, replacing, save, sparkline, style
 
 
 def federation(clients: int, classes: int, seed: int = 0) -> dict[str, Any]:

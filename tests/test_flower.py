@@ -16,13 +16,13 @@ from torch import Tensor, nn
 
 import fedkin
 from fedkin import Algorithm, FedAvg, Federation, FedKin, FedProx, FedSGD, Local, Schedule, Softmax
-from fedkin.algorithms import Tensors
 from fedkin.errors import BadInput
+from fedkin.experiments.records import RunFolder, read_tensors
 from fedkin.flower import Strategy, Work, client_app, initial_arrays, introduce, measured
-from fedkin.flower_nodes import Introduction, Roster
-from fedkin.flower_wire import VECTORS, Order, flatten, pack, payload, unflatten, unpack
-from fedkin.graph import messages
-from fedkin.records import RunFolder, read_tensors
+from fedkin.flower.nodes import Introduction, Roster
+from fedkin.flower.wire import VECTORS, Order, flatten, pack, payload, unflatten, unpack
+from fedkin.graph.similarity import messages
+from fedkin.types import Tensors
 from flower_grid import Direct, Fault
 
 MODEL = Softmax(64, 10)
@@ -536,7 +536,7 @@ def test_a_finished_run_is_kept_and_another_is_not_overwritten(
 
 def test_the_folder_is_read_by_report(federation: Federation, app: ClientApp, tmp_path: Path) -> None:
     """The same records as the engine's, so the same tables."""
-    from fedkin.runs import collect
+    from fedkin.reports.runs import collect
 
     lead(Direct(app, range(5)), federation, out=tmp_path / "flower" / "fedkin")
     (run,) = collect(tmp_path)

@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedkin.flower_loopback import Loopback
-from fedkin.flower_warm import started
 from flower_runs import ALGORITHMS, APP, LIMIT, TEST_SAMPLES, settings, undisturbed, until
+from loopback.federation import Loopback
+from loopback.warm import started
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fedkin.flower_loopback import OFFLINE, Loopback
 from flower_runs import ALGORITHMS, APP, LIMIT, settings, undisturbed, until
+from loopback.federation import OFFLINE, Loopback
 
 
 def test_strangers_and_plain_text_are_refused(tmp_path: Path) -> None:

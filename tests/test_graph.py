@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from conftest import small_federation
 from fedkin.algorithms import FedKin
-from fedkin.engine import Simulation
+from fedkin.engine.simulation import Simulation
 from fedkin.errors import BadInput
-from fedkin.graph import SimilarityGraph, build_graph, message, messages, mixed
+from fedkin.graph.similarity import SimilarityGraph, build_graph, message, messages, mixed
 from fedkin.models import Softmax
 
 Floats = NDArray[np.float64]
@@ -224,7 +224,7 @@ def test_a_sparse_graph_trains_like_its_dense_twin() -> None:
 
 
 def test_too_many_clients_for_all_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedkin.graph.MANY", 5)
+    monkeypatch.setattr("fedkin.graph.similarity.MANY", 5)
     with pytest.raises(BadInput, match=r"set graph\.neighbours"):
         SimilarityGraph.from_messages(directions(6, 3, 0))
     with pytest.raises(BadInput, match="use 'global'"):

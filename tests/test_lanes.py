@@ -11,12 +11,12 @@ import torch
 from conftest import small_federation
 from fedkin import run
 from fedkin.algorithms import FedAvg, FedKin, FedProx, FedSGD
-from fedkin.engine import Simulation
-from fedkin.graph import build_graph
-from fedkin.lanes import joined, key, parted, together
-from fedkin.local import Local
+from fedkin.algorithms.local import Local
+from fedkin.algorithms.schedules import Schedule
+from fedkin.engine.lanes import joined, key, parted, together
+from fedkin.engine.simulation import Simulation
+from fedkin.graph.similarity import build_graph
 from fedkin.models import MLP, Model, Softmax
-from fedkin.schedules import Schedule
 from test_experiment import SMALL, Crash, crash_after, rounds
 
 MEMBERS = [
@@ -115,9 +115,9 @@ def test_a_crash_between_the_files_of_a_group(
     saves: int, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Killed after so many files were put in place, in the middle of a group's checkpoints or summaries."""
-    import fedkin.records as records
+    from fedkin import files
 
-    write, written = records.write_atomically, 0
+    write, written = files.write_atomically, 0
 
     def failing(path: Path, content: bytes) -> None:
         nonlocal written
@@ -128,7 +128,7 @@ def test_a_crash_between_the_files_of_a_group(
         write(path, content)
 
     with monkeypatch.context() as patch:
-        patch.setattr(records, "write_atomically", failing)
+        patch.setattr("fedkin.experiments.records.write_atomically", failing)
         with pytest.raises(Crash):
             run(GRID, out=tmp_path)
     run(GRID, out=tmp_path)

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedkin.algorithms.local import Local
 from fedkin.errors import BadInput
-from fedkin.local import Local
 
 
 def rng() -> np.random.Generator:

@@ -5,8 +5,8 @@ import gc
 import pytest
 import torch
 
-from fedkin import memory
-from fedkin.memory import room
+from fedkin import buffers as memory
+from fedkin.buffers import room
 
 LIKE = torch.zeros(1)
 SIZE = memory.LARGE

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from conftest import small_federation
+from fedkin.engine.metrics import Scores, measure, rounds_to, score
 from fedkin.errors import BadInput
-from fedkin.metrics import Scores, measure, rounds_to, score
 from fedkin.models import MLP, Model, Module, Softmax, build_model
 
 

@@ -8,9 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from fedkin.datasets import Dataset, from_arrays, load
-from fedkin.errors import BadInput
-from fedkin.partition import (
+from fedkin.data.partition import (
     SCHEMES,
     _log_dirichlet,
     _log_normal,
@@ -21,6 +19,8 @@ from fedkin.partition import (
     leftover_chance,
     split,
 )
+from fedkin.data.sources import Dataset, from_arrays, load
+from fedkin.errors import BadInput
 
 Labels = NDArray[np.int64]
 
@@ -207,7 +207,7 @@ def test_larger_b_means_more_unequal_sizes(scheme: str) -> None:
 def test_paper_clients_take_in_random_order(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both clients want class 0 alone, which lasts for one of them: not always for the same."""
     wanted = np.log([[1, 1e-20]] * 2)
-    monkeypatch.setattr("fedkin.partition._log_dirichlet", lambda *_: wanted)
+    monkeypatch.setattr("fedkin.data.partition._log_dirichlet", lambda *_: wanted)
     labels = labels_of(10, 10)
     first = [counts_of(labels, divide(labels, 2, a=1, seed=seed))[0].tolist() for seed in range(20)]
     assert sorted({tuple(counts) for counts in first}) == [(0, 10), (10, 0)]

@@ -8,15 +8,15 @@ import torch
 
 from conftest import small_federation
 from fedkin.algorithms import Algorithm, FedAvg, FedKin, FedProx
-from fedkin.config import Experiment, Reading, plans
-from fedkin.engine import Simulation, deal
+from fedkin.algorithms.local import Local
+from fedkin.data.partition import split
+from fedkin.engine.simulation import Simulation, deal
 from fedkin.errors import BadInput
-from fedkin.experiment import Preparation
-from fedkin.graph import build_graph, message
-from fedkin.local import Local
+from fedkin.experiments.config import Experiment, Reading, plans
+from fedkin.experiments.readings import Mislaid, read_as
+from fedkin.experiments.run import Preparation
+from fedkin.graph.similarity import build_graph, message
 from fedkin.models import Softmax
-from fedkin.partition import split
-from fedkin.readings import Mislaid, read_as
 
 LOCAL = Local(epochs=2, batch_size=4, l2=0.05)
 SWITCHES = list(Reading.model_fields)

@@ -13,10 +13,10 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 from rich.console import Console
 
-from fedkin.curves import curves
 from fedkin.errors import BadInput
-from fedkin.report import table, write
-from fedkin.runs import Run, collect
+from fedkin.reports.curves import curves
+from fedkin.reports.report import table, write
+from fedkin.reports.runs import Run, collect
 
 FEDAVG = {"name": "fedavg"}
 FEDKIN = {"name": "fedkin", "beta": 0.5}

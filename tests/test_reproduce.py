@@ -12,15 +12,16 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from fedkin import cli, experiment
-from fedkin.config import plans
+from fedkin import cli
 from fedkin.errors import BadInput
-from fedkin.experiment import Preparation
-from fedkin.progress import Silent
-from fedkin.reproduce import Shown, Work, load, merged, names, reproduce
-from fedkin.reproduce_figures import _graphs
-from fedkin.reproduce_tables import _interval
-from fedkin.runs import speed_up
+from fedkin.experiments import run as experiment
+from fedkin.experiments.config import plans
+from fedkin.experiments.progress import Silent
+from fedkin.experiments.run import Preparation
+from fedkin.paper.figures import _graphs
+from fedkin.paper.reproduce import Shown, Work, load, merged, names, reproduce
+from fedkin.paper.tables import _interval
+from fedkin.reports.runs import speed_up
 
 SHARED = {"table", "times", "curves", "classes"}  # show the same runs
 

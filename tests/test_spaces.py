@@ -12,14 +12,14 @@ from torch import Tensor
 
 from conftest import small_federation
 from fedkin.algorithms import Algorithm, FedAvg, FedKin, FedProx, Vector
-from fedkin.combination import Combination
-from fedkin.engine import Simulation, State
-from fedkin.graph import build_graph
-from fedkin.lanes import together
-from fedkin.local import Local
+from fedkin.algorithms.local import Local
+from fedkin.algorithms.schedules import Schedule
+from fedkin.engine.lanes import together
+from fedkin.engine.simulation import Simulation, State
+from fedkin.engine.spaces.combination import Combination
+from fedkin.engine.spaces.samples import Batch, Fresh, Samples, batches_of, prepare
+from fedkin.graph.similarity import build_graph
 from fedkin.models import MLP, Model, Softmax
-from fedkin.samples import Batch, Fresh, Samples, batches_of, prepare
-from fedkin.schedules import Schedule
 
 LOCAL = Local(epochs=4, batch_size=4, l2=0.05)
 MODELS: list[Model] = [Softmax(40, 3), MLP(40, 3, 4)]

@@ -1,4 +1,4 @@
-"""The formulas of `fedkin.theory`, worked by hand, and what follows from them alone."""
+"""The formulas of `fedkin.paper.theory`, worked by hand, and what follows from them alone."""
 
 from collections.abc import Callable
 from itertools import pairwise
@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedkin import theory
 from fedkin.errors import BadInput
-from fedkin.theory import Constants
+from fedkin.paper import theory
+from fedkin.paper.theory import Constants
 
 # Numbers that come out even: L/μ = 2, Sσ² = 1, LΔ/μ = 6.
 C = Constants(L=2, mu=1, sigma2=4, G2=9, Gamma=0.5, Delta=3, S=0.25)

@@ -11,9 +11,13 @@ import torch
 from typer.testing import CliRunner
 
 import fedkin
-from fedkin import theory
 from fedkin.algorithms import Algorithm, FedAvg, FedKin, FedProx
-from fedkin.bounds import (
+from fedkin.cli import app
+from fedkin.errors import BadInput
+from fedkin.graph.similarity import SimilarityGraph
+from fedkin.models import Softmax
+from fedkin.paper import theory
+from fedkin.paper.bounds import (
     Followed,
     Problem,
     SoftmaxLosses,
@@ -27,12 +31,17 @@ from fedkin.bounds import (
     theorem,
     tightened,
 )
-from fedkin.cli import app
-from fedkin.errors import BadInput
-from fedkin.graph import SimilarityGraph
-from fedkin.models import Softmax
-from fedkin.quadratic import quadratic_problem
-from fedkin.theory_report import BEGIN, CENTRES, CURVATURES, PAIRS, measured_factor, pairs_graph, quadratic, softmax
+from fedkin.paper.quadratic import quadratic_problem
+from fedkin.paper.theory_report import (
+    BEGIN,
+    CENTRES,
+    CURVATURES,
+    PAIRS,
+    measured_factor,
+    pairs_graph,
+    quadratic,
+    softmax,
+)
 
 ROUNDING = 1e-5  # of float32, in which the engine works, relative to what a bound compares
 

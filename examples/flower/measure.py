@@ -14,8 +14,8 @@ import torch
 
 import fedkin
 from fedkin import FedKin, Local
-from fedkin.flower_loopback import Loopback
-from fedkin.flower_wire import pack, unpack
+from fedkin.flower.wire import pack, unpack
+from loopback.federation import Loopback
 
 APP = Path(__file__).parent / "digits"
 LOCAL = Local(epochs=5, batch_size=32, order="shuffled")

@@ -1,15 +1,15 @@
 """Federated learning for clients whose data differ: clients learn from their kin."""
 
 from fedkin.algorithms import Algorithm, FedAvg, FedKin, FedProx, FedSGD
-from fedkin.datasets import Dataset, from_arrays, load
+from fedkin.algorithms.local import Local
+from fedkin.algorithms.schedules import Schedule
+from fedkin.data.federation import Clients, Federation
+from fedkin.data.partition import federate, from_clients
+from fedkin.data.sources import Dataset, from_arrays, load
 from fedkin.errors import BadInput
-from fedkin.experiment import Result, plot, run, train
-from fedkin.federation import Clients, Federation
-from fedkin.graph import SimilarityGraph, build_graph, message
-from fedkin.local import Local
+from fedkin.experiments.run import Result, plot, run, train
+from fedkin.graph.similarity import SimilarityGraph, build_graph, message
 from fedkin.models import MLP, Model, Module, Softmax, build_model
-from fedkin.partition import federate, from_clients
-from fedkin.schedules import Schedule
 
 __version__ = "0.1.0"
 

@@ -36,7 +36,8 @@ def run(
     fresh: Fresh = False,
 ) -> None:
     """Carry out an experiment. Finished runs are kept, interrupted ones continue."""
-    from fedkin import experiment, progress
+    from fedkin.experiments import progress
+    from fedkin.experiments import run as experiment
 
     with progress.shown(console()) as listener:
         results = experiment.run(file, overrides=settings, out=out, data=data, listener=listener, fresh=fresh)
@@ -53,8 +54,8 @@ def graph(
     data: Data = None,
 ) -> None:
     """Show a federation before training: sizes, class mix, misalignment, spectrum."""
-    from fedkin import progress
-    from fedkin.overview import views
+    from fedkin.experiments import progress
+    from fedkin.experiments.overview import views
 
     with progress.shown(console()) as listener:
         shown = views(file, overrides=settings, out=out, data=data, listener=listener)
@@ -68,8 +69,8 @@ def report(
     out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Where to put the files; none: DIR.")] = None,
 ) -> None:
     """Compare runs: a table, and the curves of loss and accuracy."""
-    from fedkin import report as reports
-    from fedkin.runs import collect
+    from fedkin.reports import report as reports
+    from fedkin.reports.runs import collect
 
     runs = collect(folder)
     for name in dict.fromkeys(r.experiment for r in runs):
@@ -96,7 +97,7 @@ def bench(
     ] = None,
 ) -> None:
     """Measure the engine against loops written by hand and against the machine's limit."""
-    from fedkin import bench as benches
+    from fedkin.bench import run as benches
 
     options = benches.Options(repeat, quick=quick, **({} if threads is None else {"threads": threads}))
     benches.run(what or [], options, console(), json=json, markdown=markdown, figure=figure)
@@ -113,7 +114,8 @@ def theory(
     ] = False,
 ) -> None:
     """Run the algorithms at the theorems' step sizes and draw the measured gap under its bounds."""
-    from fedkin import progress, theory_report
+    from fedkin.experiments import progress
+    from fedkin.paper import theory_report
 
     if quadratic and (file is not None or settings):
         raise BadInput("--quadratic has a federation of its own: give it no file and no settings")
@@ -151,8 +153,8 @@ def reproduce(
     ] = None,
 ) -> None:
     """Reproduce the paper's tables and figures, with its values beside ours. Finished runs are kept."""
-    from fedkin import progress
-    from fedkin import reproduce as reproductions
+    from fedkin.experiments import progress
+    from fedkin.paper import reproduce as reproductions
 
     if name is None:
         for known in reproductions.names():

@@ -1,0 +1,55 @@
+"""Algorithms by name: one of ours, or `package.module:Class` for one of your own."""
+
+import importlib
+
+from fedkin.algorithms.base import Algorithm
+from fedkin.algorithms.family import FedAvg, FedKin, FedProx, FedSGD
+from fedkin.errors import BadInput, nearest
+
+# In the order in which reports list them.
+ALGORITHMS: dict[str, type[Algorithm]] = {
+    "fedavg": FedAvg,
+    "fedprox": FedProx,
+    "fedkin": FedKin,
+    "fedsgd": FedSGD,
+}
+
+
+def algorithm_named(name: str) -> type[Algorithm]:
+    """The class of an algorithm, by its name in lower case or by its import path."""
+    if ":" in name:
+        return _imported(name)
+    try:
+        return ALGORITHMS[name]
+    except KeyError:
+        names = nearest(name, ALGORITHMS)
+        raise BadInput(f"unknown algorithm '{name}'{names}: or give an import path such as mine:FedMine") from None
+
+
+def name_of(algorithm: Algorithm) -> str:
+    """The name under which an algorithm can be found again: the inverse of `algorithm_named`."""
+    kind = type(algorithm)
+    known = next((name for name, known in ALGORITHMS.items() if known is kind), None)
+    return known or f"{kind.__module__}:{kind.__qualname__}"
+
+
+def label_of(name: str) -> str:
+    """An algorithm's name for people: `FedKin` for `fedkin`, `FedMine` for `mypackage.mine:FedMine`.
+
+    Reports may show runs of algorithms that are not installed here, so nothing is imported.
+    """
+    if name in ALGORITHMS:
+        return ALGORITHMS[name].__name__
+    last = name.rpartition(":")[2]
+    return "Fed" + last[3:].capitalize() if last.startswith("fed") else last
+
+
+def _imported(path: str) -> type[Algorithm]:
+    where, _, name = path.partition(":")
+    try:
+        found = getattr(importlib.import_module(where), name)
+    except Exception as error:  # whatever the user's module raises
+        raise BadInput(f"the algorithm '{path}' cannot be imported ({error}): check the path and PYTHONPATH") from None
+    if not (isinstance(found, type) and issubclass(found, Algorithm)):
+        raise BadInput(f"'{path}' is not a subclass of fedkin.Algorithm")
+    return found

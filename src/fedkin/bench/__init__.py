@@ -1,0 +1,1 @@
+"""Benchmarks: the engine against loops written by hand and against the machine's limit. Nothing imports this."""

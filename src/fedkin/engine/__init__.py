@@ -1,0 +1,1 @@
+"""The engine: rounds of a simulated federation, whatever the algorithm."""

@@ -1,0 +1,482 @@
+"""A client's round of softmax regression in sample space, compiled for this machine by Numba (`fedkin[fast]`).
+
+Nearly all of the work is products of a few rows with large matrices that stay the same. A library of linear algebra
+copies both factors into an order of its own before it multiplies them. That pays where every number is used hundreds of
+times, not with the ten rows of a softmax regression or the forty of a sweep. Here a matrix that is multiplied in every
+step is put in order once (`panels`), and samples are put in order a piece at a time while the next piece is fetched.
+
+Softmax sees only how far scores differ, and residuals sum to zero: so everything is kept less the last class's, and one
+row of K is saved. A bias is the weight of a feature that is always 1: the last one, behind the D of the samples.
+
+Everything is done by one thread, without Python's lock.
+"""
+
+from collections.abc import Callable
+from itertools import product
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numba import njit
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedkin.engine.spaces.vectors import ADDRESS, ADDRESS_TYPE, LANE, NUMBER, VECTOR, Vectors, vector_code
+
+WIDTH = 2 * LANE  # columns of a panel
+LINE = 4 * WIDTH  # bytes of a panel's row
+
+
+def compiled(signature: str) -> Callable[[Any], Any]:
+    """Compile for arguments of these types, once: the result is kept on disk, if there is a place for it."""
+
+    def made(function: Any) -> Any:
+        try:
+            return njit(signature, nogil=True, error_model="numpy", cache=True)(function)
+        except RuntimeError:  # nowhere may be written
+            return njit(signature, nogil=True, error_model="numpy")(function)
+
+    return made
+
+
+# -- rows times panels -------------------------------------------------------------------------------------------------
+
+
+def panels(columns: Tensor) -> Tensor:
+    """The matrices (c, K, N) in panels (c, ⌈N/16⌉, K, 16): sixteen columns side by side, filled up with zeros."""
+    count, length, width = columns.shape
+    filled = torch.nn.functional.pad(columns, (0, -width % WIDTH))
+    return filled.view(count, length, -1, WIDTH).transpose(1, 2).contiguous()
+
+
+def _tile(height: int) -> Any:
+    """Add so many rows times a panel, times a scale each, to a place.
+
+    Every number of the panel is read once for all rows. Meanwhile what comes next is fetched.
+    """
+
+    def write(v: Vectors, *places: Any) -> None:
+        rows, row, scale, panel, length, out, out_row, ahead, by = places
+
+        def line(k: Any, sums: list[Any]) -> list[Any]:
+            columns = [v.load(v.at(panel, (LINE, k), (VECTOR, j))) for j in range(2)]
+            v.fetch(v.at(ahead, (by, k)))
+            factors = [v.spread(v.at(rows, (row, i), (NUMBER, k))) for i in range(height)]
+            return [v.multiply_add(factors[i], columns[j], sums[2 * i + j]) for i in range(height) for j in range(2)]
+
+        sums = v.loop(length, [v.zero] * 2 * height, line)
+        for i in range(height):
+            by_scale = v.spread(v.at(scale, (NUMBER, i)))
+            for j in range(2):
+                place = v.at(out, (out_row, i), (VECTOR, j))
+                v.store(v.multiply_add(by_scale, sums[2 * i + j], v.load(place)), place)
+
+    return vector_code(write)
+
+
+# Of sixteen registers two hold a line of the panel and one a row's number, so there may be twelve sums.
+MOST, FEWEST = 6, 3
+_three_rows, _four_rows, _five_rows, _six_rows = (_tile(height) for height in range(FEWEST, MOST + 1))
+
+
+@compiled("int64(int64)")
+def _tiles(count):  # type: ignore[no-untyped-def]
+    return (count + MOST - 1) // MOST
+
+
+@compiled("(int64, int64, int64, int64, int64, int64, int64, int64, int64, int64, int64, int64)")
+def _add(  # type: ignore[no-untyped-def]
+    rows, row, scale, count, panel, length, out, out_row, ahead, fetching, ahead_tile, by
+):
+    """Add rows times a panel, in tiles of about the same height; so many of them fetch a share of what comes next."""
+    tiles = _tiles(count)
+    for number in range(tiles):
+        height = count // tiles + (number < count % tiles)
+        tile = (rows, row, scale, panel, length, out, out_row, ahead, by)
+        if height == 6:
+            _six_rows(tile)
+        elif height == 5:
+            _five_rows(tile)
+        elif height == 4:
+            _four_rows(tile)
+        else:
+            _three_rows(tile)
+        rows, scale, out = rows + height * row, scale + height * NUMBER, out + height * out_row
+        if number + 1 < fetching:
+            ahead += ahead_tile
+        else:
+            ahead, by = panel, 0
+
+
+# -- received vectors --------------------------------------------------------------------------------------------------
+
+
+def _write_mixture(v: Vectors, given: Any, by: Any, count: Any, at: Any, plus: Any, out: Any, vectors: Any) -> None:
+    """Something plus Σ by·given, of so many vectors of parameters; all from the same place in them on."""
+
+    def mix(k: Any, _: list[Any]) -> list[Any]:
+        def add(s: Any, total: list[Any]) -> list[Any]:
+            start = v.load(v.at(given, (ADDRESS, s)), ADDRESS_TYPE)
+            part = v.load(v.at(start, (1, at), (v.bytes, k)))
+            return [v.multiply_add(v.spread(v.at(by, (NUMBER, s))), part, total[0])]
+
+        (total,) = v.loop(count, [v.load(v.at(plus, (v.bytes, k)))], add)
+        v.store(total, v.at(out, (v.bytes, k)))
+        return []
+
+    v.loop(vectors, [], mix)
+
+
+_mixture, _mixture_rest = vector_code(_write_mixture), vector_code(_write_mixture, lane=1)
+
+
+@compiled("(int64, int64, int64, int64, int64, int64, int64)")
+def _mix(given, by, count, at, plus, out, length):  # type: ignore[no-untyped-def]
+    """The same for any number of parameters."""
+    whole = length // LANE * LANE
+    if whole > 0:
+        _mixture((given, by, count, at, plus, out, whole // LANE))
+    if whole < length:
+        done = whole * NUMBER
+        _mixture_rest((given, by, count, at + done, plus + done, out + done, length - whole))
+
+
+@compiled("(int64[:, ::1], float32[:, ::1], float32[:, ::1], float32[:, ::1])")
+def mixed_weights(given, by, whole, less):  # type: ignore[no-untyped-def]
+    """Weights Σ by·given (L, S) of received vectors, less the last class's: (L·(K−1), D+1). `whole` is (K, D+1)."""
+    lanes, count = given.shape
+    classes, features = whole.shape[0], whole.shape[1] - 1
+    others = classes - 1
+    for lane in range(lanes):
+        addresses, scalars = given.ctypes.data + lane * given.strides[0], by.ctypes.data + lane * by.strides[0]
+        whole[:] = 0
+        for k in range(classes):
+            row = whole.ctypes.data + k * whole.strides[0]
+            _mix(addresses, scalars, count, k * features * NUMBER, row, row, features)
+            end, bias = row + features * NUMBER, (classes * features + k) * NUMBER
+            _mix(addresses, scalars, count, bias, end, end, 1)
+        for k in range(others):
+            for d in range(features + 1):
+                less[lane * others + k, d] = whole[k, d] - whole[others, d]
+
+
+# -- rows times samples ------------------------------------------------------------------------------------------------
+
+
+def _write_turned(v: Vectors, x: Any, sample: Any, panel: Any, lines: Any) -> None:
+    """Sixteen samples as the columns of a panel, sixteen features at a time."""
+
+    def turn(k: Any, _: list[Any]) -> list[Any]:
+        for j, h in product(range(2), range(2)):
+            rows = [v.load(v.at(x, (sample, j * LANE + i), (LINE, k), (VECTOR, h))) for i in range(LANE)]
+            for i, column in enumerate(v.turned(rows)):
+                v.store(column, v.at(panel, (WIDTH * LINE, k), (LINE, h * LANE + i), (VECTOR, j)))
+        return []
+
+    v.loop(lines, [], turn)
+
+
+_turn = vector_code(_write_turned)
+
+
+@compiled("(float32[:, ::1], float32[:, ::1], float32[:, ::1], float32[:, ::1])")
+def scores(weight, x, panel, out):  # type: ignore[no-untyped-def]
+    """Weights (R, D+1) times xᵀ of samples x (n, D), 16 at least, into out (R, n or more). `panel` is (D+1, 16)."""
+    samples, features = x.shape
+    rows, tiles, whole = len(weight), _tiles(len(weight)), features // WIDTH * WIDTH
+    z, ones = np.empty((rows, WIDTH), dtype=np.float32), np.ones(rows, dtype=np.float32)
+    panel[features] = 1
+    for start in range(0, samples, WIDTH):
+        j = min(start, samples - WIDTH)  # the last sixteen may hold some of those before again
+        own = x.ctypes.data + j * x.strides[0]
+        if whole > 0:
+            _turn((own, x.strides[0], panel.ctypes.data, whole // WIDTH))
+        for d in range(whole, features):
+            for i in range(WIDTH):
+                panel[d, i] = x[j + i, d]
+        z[:] = 0
+        following = own + WIDTH * x.strides[0]
+        _add(
+            *(weight.ctypes.data, weight.strides[0], ones.ctypes.data, rows, panel.ctypes.data, features + 1),
+            *(z.ctypes.data, z.strides[0], following, tiles, WIDTH * x.strides[0] // tiles, LINE // tiles),
+        )
+        for r in range(rows):
+            for i in range(WIDTH):
+                out[r, j + i] = z[r, i]
+
+
+def _write_copied(v: Vectors, x: Any, panels: Any, panel: Any, width: Any) -> None:
+    """A sample's line of every panel."""
+
+    def copy(k: Any, _: list[Any]) -> list[Any]:
+        for h in range(2):
+            v.store(v.load(v.at(x, (LINE, k), (VECTOR, h))), v.at(panels, (panel, k), (VECTOR, h)))
+        return []
+
+    v.loop(width, [], copy)
+
+
+_copy = vector_code(_write_copied)
+TALL, BROAD = 64, 16  # samples, and panels of features, that are put in order at a time
+
+
+@compiled("(float32[:, ::1], float32[::1], float32[:, ::1], int64, float32[:, ::1])")
+def sums(rows, scale, x, first, total):  # type: ignore[no-untyped-def]
+    """Rows (R, n), times a scale each, times samples x (n, D): BROAD panels of features at most, from the first on.
+
+    `total` is (R or more, 16·BROAD). There is a feature that is always 1 behind the D others.
+    """
+    samples, features = x.shape
+    count, width, rest = len(scale), features // WIDTH, features % WIDTH
+    broad, full = min(BROAD, width + 1 - first), min(BROAD, width - first)
+    tiles = _tiles(count)
+    most = min(TALL, BROAD * tiles)  # so many samples of the next block are fetched, one with a tile
+    fetching = most // BROAD
+    block = np.empty((BROAD, most + 1, WIDTH), dtype=np.float32)  # one more, to begin at different places of the cache
+    total[:] = 0
+    for j in range(0, samples, most):
+        tall = min(most, samples - j)
+        own = x.ctypes.data + j * x.strides[0] + first * LINE
+        for i in range(tall):
+            if full > 0:
+                _copy((own + i * x.strides[0], block.ctypes.data + i * LINE, block.strides[0], full))
+            if full < broad:
+                for d in range(rest):
+                    block[full, i, d] = x[j + i, width * WIDTH + d]
+                block[full, i, rest] = 1
+        following = own + most * x.strides[0] if j + most < samples else x.ctypes.data + (first + BROAD) * LINE
+        for p in range(broad):
+            panel, place = block.ctypes.data + p * block.strides[0], total.ctypes.data + p * LINE
+            _add(
+                *(rows.ctypes.data + j * NUMBER, rows.strides[0], scale.ctypes.data, count, panel, tall),
+                *(place, total.strides[0], following, fetching, x.strides[0], BROAD * LINE // tall),
+            )
+            following += fetching * x.strides[0]
+
+
+@compiled(
+    "(float32[:, ::1], float32[::1], float32[:, ::1], int64[:, ::1], float32[:, ::1], int64[::1], float32[:, ::1])"
+)
+def models(trail, scale, x, given, by, out, total):  # type: ignore[no-untyped-def]
+    """Write Σ by·given (L, S) plus rows A, times a scale each, times samples x (n, D) to parameters of L lanes.
+
+    The rows of a lane sum to zero, and are given less the last of them: (L·(K−1), n), as the scale.
+    `total` is (L·(K−1) + 1, 16·BROAD).
+    """
+    (lanes, count), (rows, features) = given.shape, (len(scale), x.shape[1])
+    others = rows // lanes
+    for first in range(0, features // WIDTH + 1, BROAD):
+        sums(trail, scale, x, first, total)
+        columns = min(BROAD * WIDTH, features - first * WIDTH)
+        with_bias = columns < BROAD * WIDTH
+        for lane in range(lanes):
+            addresses, scalars = given.ctypes.data + lane * given.strides[0], by.ctypes.data + lane * by.strides[0]
+            less, last = total[lane * others : (lane + 1) * others], total[rows]
+            last[:] = 0
+            for k in range(others):
+                for b in range(columns + with_bias):
+                    last[b] -= less[k, b]
+            for b in range(columns + with_bias):
+                last[b] /= others + 1
+            for k in range(others + 1):
+                if k < others:
+                    for b in range(columns + with_bias):
+                        less[k, b] += last[b]
+                plus = total.ctypes.data + (lane * others + k if k < others else rows) * total.strides[0]
+                at, bias = (k * features + first * WIDTH) * NUMBER, ((others + 1) * features + k) * NUMBER
+                _mix(addresses, scalars, count, at, plus, out[lane] + at, columns)
+                if with_bias:
+                    _mix(addresses, scalars, count, bias, plus + columns * NUMBER, out[lane] + bias, 1)
+
+
+# -- the local steps of softmax regression -----------------------------------------------------------------------------
+
+
+def _write_joined(v: Vectors, z: Any, onehot: Any, trail: Any, rows: Any, others: Any, weight: Any, many: Any) -> None:
+    """To the trail of so many vectors of samples with scores z, add weight · (softmax(z) − onehot).
+
+    All are less the last class's: its score is 0, and its residual is subtracted from the others'.
+    """
+    z_row, onehot_row, trail_row = (v.load(v.at(rows, (ADDRESS, i)), ADDRESS_TYPE) for i in range(3))
+    each = v.spread(weight)
+
+    def samples(b: Any, _: list[Any]) -> list[Any]:
+        def score(k: Any) -> Any:
+            return v.at(z, (z_row, k), (v.bytes, b))
+
+        def exponential(k: Any, total: list[Any]) -> list[Any]:
+            power = v.exp(v.builder.fsub(v.load(score(k)), most))
+            v.store(power, score(k))
+            return [v.builder.fadd(total[0], power)]
+
+        (most,) = v.loop(others, [v.zero], lambda k, most: [v.larger(most[0], v.load(score(k)))])
+        last = v.exp(v.builder.fsub(v.zero, most))
+        (total,) = v.loop(others, [last], exponential)
+        share = v.builder.fdiv(each, total)
+
+        def residual(power: Any, k: Any) -> Any:
+            label = v.builder.fmul(each, v.load(v.at(onehot, (onehot_row, k), (v.bytes, b))))
+            return v.builder.fsub(v.builder.fmul(power, share), label)
+
+        of_last = residual(last, others)
+
+        def join(k: Any, _: list[Any]) -> list[Any]:
+            less = v.builder.fsub(residual(v.load(score(k)), k), of_last)
+            place = v.at(trail, (trail_row, k), (v.bytes, b))
+            v.store(v.builder.fadd(v.load(place), less), place)
+            return []
+
+        v.loop(others, [], join)
+        return []
+
+    v.loop(many, [], samples)
+
+
+_joined, _joined_rest = vector_code(_write_joined), vector_code(_write_joined, lane=1)
+
+
+@compiled("(int64, int64, int64, int64, int64, int64, int64)")
+def _join(z, onehot, trail, rows, others, weight, samples):  # type: ignore[no-untyped-def]
+    """The same for any number of samples."""
+    whole = samples // LANE * LANE
+    if whole > 0:
+        _joined((z, onehot, trail, rows, others, weight, whole // LANE))
+    if whole < samples:
+        done = whole * NUMBER
+        _joined_rest((z + done, onehot + done, trail + done, rows, others, weight, samples - whole))
+
+
+@compiled(
+    "(float32[:, :, ::1], float32[:, :, ::1], float32[:, ::1], float32[:, ::1], float32[:, ::1], int64[:, ::1],"
+    " float32[:, :, ::1], float32[:, ::1], float32[:, ::1])"
+)
+def softmax_steps(  # type: ignore[no-untyped-def]
+    known, factors, scale, rescale, join, batches, panels, onehot, trail
+):
+    """The local steps, on the trail (L·(K−1), n), which is zero before.
+
+    known (N, L·(K−1), n) are the scores of all samples under the points. For the rest see `Recipe` and `Clients`.
+    """
+    steps, rows, lanes = len(batches), len(trail), join.shape[1]
+    others = rows // lanes  # classes but the last
+    widest = 0
+    for k in range(steps):
+        widest = max(widest, batches[k, 1] - batches[k, 0])
+    z = np.zeros((rows, (widest + WIDTH - 1) // WIDTH * WIDTH), dtype=np.float32)
+    strides = np.array([z.strides[0], onehot.strides[0], trail.strides[0]])
+    nothing, weight = np.zeros(widest, dtype=np.float32), np.empty(1, dtype=np.float32)
+    points, by = np.empty(len(known), dtype=np.int64), np.empty(len(known), dtype=np.float32)
+    by_row, tiles = np.empty(rows, dtype=np.float32), _tiles(rows)
+    for k in range(steps):
+        start, stop, reach, first = batches[k]
+        width, at = stop - start, start * NUMBER
+        for r in range(rows):
+            lane = r // others
+            by_row[r] = scale[k, lane]
+            for s in range(len(known)):
+                points[s] = known.ctypes.data + s * known.strides[0] + r * known.strides[1]
+                by[s] = factors[k, s, lane]
+            place = z.ctypes.data + r * z.strides[0]
+            _mix(points.ctypes.data, by.ctypes.data, len(known), at, nothing.ctypes.data, place, width)
+        if reach > 0:
+            share = reach * LINE // tiles
+            for p in range((width + WIDTH - 1) // WIDTH):
+                panel = panels.ctypes.data + (first + p) * panels.strides[0]
+                _add(
+                    *(trail.ctypes.data, trail.strides[0], by_row.ctypes.data, rows, panel, reach),
+                    *(z.ctypes.data + p * LINE, z.strides[0], panel + panels.strides[0], tiles, share, LINE // tiles),
+                )
+        for lane in range(lanes):
+            own = slice(lane * others, (lane + 1) * others)
+            if rescale[k, lane] != 1:
+                trail[own] *= rescale[k, lane]
+            weight[0] = join[k, lane] / width
+            _join(
+                *(z[own].ctypes.data, onehot.ctypes.data + at, trail[own].ctypes.data + at),
+                *(strides.ctypes.data, others, weight.ctypes.data, width),
+            )
+
+
+# -- a round -----------------------------------------------------------------------------------------------------------
+
+
+class Recipe(NamedTuple):
+    """What the steps of an algorithm come to, for each of T steps and L lanes.
+
+    points   (N, L, S)  mixtures of S received vectors under which samples are scored
+    factors  (T, N, L)  a gradient is asked for at Σ factors·points + scale·trail;
+    scale    (T, L)
+    rescale  (T, L)     then the trail is multiplied by this,
+    join     (T, L)     and so much of the gradient is added
+    base     (T, L, S)  the model after the step is Σ base·received + length·trail
+    length   (T, L)
+    """
+
+    points: NDArray[np.float32]
+    factors: NDArray[np.float32]
+    scale: NDArray[np.float32]
+    rescale: NDArray[np.float32]
+    join: NDArray[np.float32]
+    base: NDArray[np.float32]
+    length: NDArray[np.float32]
+
+
+class Clients(NamedTuple):
+    """Clients with the same number n of samples.
+
+    x        (c, n, D)       their samples
+    onehot   (c, K, n)       labels
+    panels   (c, P, n, 16)   Gram matrices, batch by batch
+    batches  (T, 4)          for every step: its samples from … to …, how far the trail reaches, its first panel
+    """
+
+    x: NDArray[np.float32]
+    onehot: NDArray[np.float32]
+    panels: NDArray[np.float32]
+    batches: NDArray[np.int64]
+
+
+@compiled(
+    "(int64[:, :, ::1], int64[:, ::1], float32[:, :, ::1], float32[:, :, ::1], float32[:, ::1], float32[:, ::1],"
+    " float32[:, ::1], float32[:, :, ::1], float32[:, ::1],"
+    " float32[:, :, ::1], float32[:, :, ::1], float32[:, :, :, ::1], int64[:, ::1])"
+)
+def _softmax_round(  # type: ignore[no-untyped-def]
+    received, out, points, factors, scale, rescale, join, base, length, x, onehot, panels, batches
+):
+    clients, samples, features = x.shape
+    lanes, others, steps = join.shape[1], onehot.shape[1] - 1, len(batches)
+    rows = lanes * others
+    whole = np.empty((others + 1, features + 1), dtype=np.float32)
+    weight = np.empty((rows, features + 1), dtype=np.float32)
+    panel = np.empty((features + 1, WIDTH), dtype=np.float32)
+    known = np.empty((len(points), rows, samples), dtype=np.float32)
+    trail = np.empty((rows, samples), dtype=np.float32)
+    total = np.empty((rows + 1, BROAD * WIDTH), dtype=np.float32)
+    by_row = np.empty(rows, dtype=np.float32)
+    for r in range(rows):
+        by_row[r] = length[steps - 1, r // others]
+    for c in range(clients):
+        for s in range(len(points)):
+            mixed_weights(received[c], points[s], whole, weight)
+            scores(weight, x[c], panel, known[s])
+        trail[:] = 0
+        softmax_steps(known, factors, scale, rescale, join, batches, panels[c], onehot[c], trail)
+        models(trail, by_row, x[c], received[c], base[steps - 1], out[c], total)
+
+
+def softmax_round(recipe: Recipe, clients: Clients, received: list[Tensor], out: Tensor) -> None:
+    """A round of clients, from received vectors (L, c, P) to their models, which are written to `out`."""
+    size = (clients.x.shape[-1] + 1) * clients.onehot.shape[1]
+    starts = np.stack([addresses(vectors, size) for vectors in received], axis=-1)
+    _softmax_round(starts, addresses(out, size), *recipe, *clients)
+
+
+def addresses(vectors: Tensor, size: int) -> NDArray[np.int64]:
+    """Where vectors (L, c, P) of P = size numbers begin, (c, L)."""
+    lanes, clients, own = vectors.shape
+    if own != size or vectors.dtype != torch.float32 or vectors.stride(-1) != 1:
+        raise ValueError(f"vectors of {size} float32 numbers are needed, not of {own} {vectors.dtype}")
+    lane, client, _ = vectors.stride()
+    places: NDArray[np.int64] = np.arange(clients)[:, None] * client + np.arange(lanes) * lane
+    return vectors.data_ptr() + NUMBER * places

@@ -1,0 +1,1 @@
+"""Experiments: from a TOML file to run folders, resumable."""

@@ -1,0 +1,92 @@
+"""A federation before training: who has what, and who is kin to whom."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from fedkin.data.federation import Federation
+from fedkin.experiments.config import Experiment, plans
+from fedkin.experiments.progress import Listener, Silent
+from fedkin.experiments.run import Preparation
+from fedkin.graph.similarity import SimilarityGraph
+from fedkin.reports.figures import federation_figure, histogram_text, save, sparkline
+
+
+def views(
+    source: Path | str | Mapping[str, Any] | None = None,
+    *,
+    overrides: Sequence[str] = (),
+    out: Path | str = "results",
+    data: Path | str | None = None,
+    listener: Listener | None = None,
+) -> list[RenderableType]:
+    """For each different federation of an experiment: its picture as text, after its figure was drawn into `out`."""
+    listener = listener or Silent()
+    preparation = Preparation(Path(data) if data else None, listener)
+    shown: list[RenderableType] = []
+    seen: list[Any] = []
+    for plan in plans(source, overrides):
+        config = plan.config
+        key = (config.data, config.partition, config.graph, config.seed)
+        if key in seen:
+            continue
+        seen.append(key)
+        federation, graph = preparation.federation(config), preparation.graph(config)
+        name = "federation" if len(seen) == 1 else f"federation-{len(seen)}"
+        folder = Path(out) / config.name
+        folder.mkdir(parents=True, exist_ok=True)
+        figure = federation_figure(
+            federation.train.sizes,
+            federation.train.class_counts(federation.classes),
+            _misalignment(graph),
+            graph.spectrum,
+            _title(config, federation),
+        )
+        files = save(figure, folder / name)
+        shown.append(_text(config, federation, graph, files))
+    return shown
+
+
+def _title(config: Experiment, federation: Federation) -> str:
+    split = config.partition
+    how = f"by {split.group}" if split.group else f"a = {split.class_imbalance:g}, b = {split.size_imbalance:g}"
+    return f"{config.data.source}, {len(federation.train)} clients, {how}"
+
+
+def _misalignment(graph: SimilarityGraph) -> Any:
+    # A graph that was not made from messages has none: its figure shows an empty panel.
+    return graph.misalignment if graph.misalignment is not None else np.full_like(graph.adjacency, np.nan)
+
+
+def _text(config: Experiment, federation: Federation, graph: SimilarityGraph, files: Sequence[Path]) -> RenderableType:
+    train, test = federation.train, federation.test
+    counts = train.class_counts(federation.classes)
+    held = (counts > 0).sum(axis=1)
+    facts = Table.grid(padding=(0, 2))
+    facts.add_row("samples", f"{len(train.y):,} training, {len(test.y):,} testing, {federation.features:,} features")
+    facts.add_row("clients", f"{len(train)} training, {len(test)} testing")
+    facts.add_row("sizes", f"{_spread(train.sizes)}   {sparkline(np.sort(train.sizes)[::-1])}")
+    facts.add_row("classes", f"{federation.classes}; a client holds {_spread(held)} of them")
+    degrees = graph.degrees * len(graph)
+    facts.add_row("graph", f"{config.graph.kind}; degree pᵢ·C from {degrees.min():.3f} to {degrees.max():.3f}")
+    spectrum = graph.spectrum
+    if len(spectrum) > 1:
+        ends = f"λ₂ = {spectrum[1]:.4g}, λ_max = {spectrum[-1]:.4g}"
+        facts.add_row("Laplacian", f"{ends}   {sparkline(spectrum)}")
+    parts: list[RenderableType] = [Text(_title(config, federation), style="bold"), facts]
+    if graph.misalignment is not None:
+        pairs = graph.misalignment[np.triu_indices(len(graph), 1)]
+        low, middle, high = np.percentile(pairs, [25, 50, 75])
+        parts.append(Text(f"misalignment of pairs: quartiles {low:.3g}, {middle:.3g}, {high:.3g}"))
+        parts += [Text(f"  {line}") for line in histogram_text(pairs, log=True)]
+    parts += [Text(f"wrote {path}") for path in files]
+    return Group(*parts)
+
+
+def _spread(values: Any) -> str:
+    return f"{values.min()} to {values.max()}, median {np.median(values):g}"

@@ -1,0 +1,166 @@
+"""What a person sees while runs go on: live bars on a terminal, plain lines elsewhere."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, Protocol
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
+
+from fedkin.types import Record
+
+
+class Listener(Protocol):
+    """Told what happens. Rounds are told as they are done; `doing` frames work that may take seconds."""
+
+    def grid(self, runs: int) -> None:
+        """So many runs are about to be carried out."""
+
+    def doing(self, what: str) -> None:
+        """What is being done now, outside the rounds."""
+
+    def begin(self, name: str, rounds: int, done: int) -> None:
+        """A run begins, or continues after some rounds."""
+
+    def round(self, name: str, record: Record) -> None:
+        """A round is done."""
+
+    def end(self, name: str, summary: Record, kept: bool) -> None:
+        """A run has ended, or was found finished."""
+
+
+class Silent:
+    """For use from Python: nothing is shown."""
+
+    def grid(self, runs: int) -> None:
+        """Nothing."""
+
+    def doing(self, what: str) -> None:
+        """Nothing."""
+
+    def begin(self, name: str, rounds: int, done: int) -> None:
+        """Nothing."""
+
+    def round(self, name: str, record: Record) -> None:
+        """Nothing."""
+
+    def end(self, name: str, summary: Record, kept: bool) -> None:
+        """Nothing."""
+
+
+def percent(accuracy: float | None) -> str:
+    """An accuracy for people: 84.4 %, or a dash."""
+    return "–" if accuracy is None or accuracy != accuracy else f"{100 * accuracy:.1f} %"
+
+
+def result(summary: Record) -> str:
+    """A run's result in a few words."""
+    if summary["status"] == "diverged":
+        return f"diverged at round {summary['diverged_at']}"
+    reached = summary["rounds_to_threshold"]
+    goal = f"{100 * summary['threshold']:g} %"
+    when = f"never reached {goal}" if reached is None else f"reached {goal} in round {reached}"
+    return f"{percent(summary['final_test_accuracy'])}, {when}, {summary['seconds']:.1f} s"
+
+
+class Lines(Silent):
+    """Plain lines, at most one every few seconds."""
+
+    def __init__(self, console: Console, every: float = 5.0) -> None:
+        self.console, self.every = console, every
+        self.total: dict[str, tuple[int, int, float]] = {}
+        self.last = 0.0
+
+    def _print(self, text: str) -> None:
+        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def grid(self, runs: int) -> None:
+        """Say how many."""
+        self._print(f"{runs} runs" if runs != 1 else "1 run")
+
+    def doing(self, what: str) -> None:
+        """A line."""
+        self._print(f"{what} …")
+
+    def begin(self, name: str, rounds: int, done: int) -> None:
+        """Remember when, for the estimate."""
+        self.total[name] = (rounds, done, time.monotonic())
+        if done:
+            self._print(f"{name}: continues after round {done - 1}")
+
+    def round(self, name: str, record: Record) -> None:
+        """A line now and then."""
+        now = time.monotonic()
+        rounds, before, since = self.total[name]
+        done = record["round"] + 1
+        if now - self.last >= self.every and done < rounds:
+            self.last = now
+            left = timedelta(seconds=round((now - since) / (done - before) * (rounds - done)))
+            self._print(f"{name}: round {done}/{rounds}, accuracy {percent(record['test_accuracy'])}, {left} left")
+
+    def end(self, name: str, summary: Record, kept: bool) -> None:
+        """A line."""
+        self._print(f"{name}: {result(summary)}{' (kept)' if kept else ''}")
+
+
+class Bars(Silent):
+    """Live bars: one for the grid, one for the run in hand."""
+
+    def __init__(self, console: Console) -> None:
+        self.progress = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=30),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[note]}"),
+            TimeRemainingColumn(),
+            console=console,
+        )
+        self.all = self.progress.add_task("runs", total=None, note="")
+        self.tasks: dict[str, Any] = {}
+
+    def grid(self, runs: int) -> None:
+        """The length of the upper bar."""
+        self.progress.update(self.all, total=runs)
+
+    def doing(self, what: str) -> None:
+        """Beside the upper bar."""
+        self.progress.update(self.all, note=f"[dim]{what}[/dim]")
+
+    def begin(self, name: str, rounds: int, done: int) -> None:
+        """A bar of its own."""
+        self.tasks[name] = self.progress.add_task(name, total=rounds, completed=done, note="")
+
+    def round(self, name: str, record: Record) -> None:
+        """One further, with the accuracy."""
+        note = f"accuracy {percent(record['test_accuracy'])}"
+        self.progress.update(self.tasks[name], completed=record["round"] + 1, note=note)
+
+    def end(self, name: str, summary: Record, kept: bool) -> None:
+        """The bar becomes a line."""
+        if name in self.tasks:
+            self.progress.remove_task(self.tasks.pop(name))
+        mark = "[red]✗[/red]" if summary["status"] == "diverged" else "[green]✓[/green]"
+        kept_note = " [dim](kept)[/dim]" if kept else ""
+        self.progress.console.print(f"{mark} [bold]{name}[/bold]  {result(summary)}{kept_note}", highlight=False)
+        self.progress.advance(self.all)
+
+
+@contextmanager
+def shown(console: Console) -> Iterator[Listener]:
+    """Bars on a terminal, lines elsewhere."""
+    if not console.is_terminal:
+        yield Lines(console)
+        return
+    bars = Bars(console)
+    with bars.progress:
+        yield bars

@@ -1,0 +1,1 @@
+"""The similarity graph: messages → misalignment → adjacency → mixing weights and degrees."""

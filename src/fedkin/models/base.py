@@ -1,0 +1,44 @@
+"""What the engine asks of a model."""
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+class Model(Protocol):
+    """What the engine asks of a model."""
+
+    @property
+    def parallel(self) -> bool:
+        """Whether several threads may use it at once."""
+
+    @property
+    def size(self) -> int:
+        """P, the number of parameters."""
+
+    def start(self, seed: int) -> Tensor:
+        """Parameters to begin with, (P,), fixed by the seed."""
+
+    def scores(self, w: Tensor, x: Tensor) -> Tensor:
+        """Class scores z of samples x (…, B, D) under parameters w (…, P): (…, K, B)."""
+
+    def gradient(self, w: Tensor, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+        """∇_w Σ_b weight_b · ℓ(w; x_b, y_b) with ℓ the cross-entropy, (…, P).
+
+        w (…, P), x (…, B, D), y and weight (…, B). The weights of a batch sum to 1.
+        """
+
+
+class seeded:  # noqa: N801 - used as a context manager, like a function
+    """Run PyTorch's random numbers from a seed inside the block, and leave them as they were outside."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+
+    def __enter__(self) -> None:
+        self.before = torch.random.get_rng_state()
+        torch.manual_seed(self.seed)
+
+    def __exit__(self, *_: object) -> None:
+        torch.random.set_rng_state(self.before)

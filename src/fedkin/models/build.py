@@ -1,0 +1,41 @@
+"""The model of a federation, by name."""
+
+import copy
+import importlib
+from typing import Any
+
+from torch import nn
+
+from fedkin.data.federation import Federation
+from fedkin.errors import BadInput, nearest
+from fedkin.models.base import Model
+from fedkin.models.layered import MLP, Softmax
+from fedkin.models.module import Module
+
+
+def build_model(federation: Federation, kind: str | nn.Module = "softmax", **settings: Any) -> Model:
+    """A model for a federation.
+
+    kind  `softmax`; `mlp` (settings: hidden, default 128); `package.module:name`, which is imported and called with
+          the settings; or a `torch.nn.Module` object
+    """
+    features, classes = federation.features, federation.classes
+    if isinstance(kind, nn.Module):
+        begun = copy.deepcopy(kind)  # training starts from the parameters it has now, and never changes it
+        return Module(lambda: copy.deepcopy(begun), federation.shape, classes)
+    if kind == "softmax":
+        return Softmax(features, classes, **settings)
+    if kind == "mlp":
+        return MLP(features, classes, **settings)
+    if ":" not in kind:
+        names = nearest(kind, ["softmax", "mlp"])
+        raise BadInput(f"unknown model '{kind}'{names}: or give an import path such as mypackage.models:Net")
+    where, name = kind.split(":", 1)
+    try:
+        factory = getattr(importlib.import_module(where), name)
+    except (ImportError, AttributeError) as error:
+        raise BadInput(f"the model '{kind}' cannot be imported ({error}): check the path and PYTHONPATH") from None
+    try:
+        return Module(lambda: factory(**settings), federation.shape, classes)
+    except TypeError as error:
+        raise BadInput(f"the model '{kind}' cannot be built with {settings}: {error}") from None

@@ -1,0 +1,1 @@
+"""Reports: finished runs as tables and figures. Nothing here trains."""

@@ -1,0 +1,228 @@
+"""Compare finished runs: a table and curves, written to files. Nothing here trains."""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from fedkin.errors import BadInput
+from fedkin.reports.curves import curves
+from fedkin.reports.figures import replacing, save
+from fedkin.reports.runs import (
+    MISSING,
+    Run,
+    collect,
+    described,
+    experiments,
+    groups_of,
+    is_number,
+    is_seed,
+    key_of,
+    method_of,
+    number,
+    place_of,
+    plain,
+    same,
+    settings_of,
+    shown_of,
+    speed_up,
+    title_of,
+    varying,
+)
+from fedkin.reports.tables import NEVER, Cell, Table, escaped, word
+
+
+@dataclass(frozen=True)
+class _Measure:
+    """A column of results: what to take from a run, how to print it, and which way is better."""
+
+    title: str
+    of: Callable[[Run], float]
+    one: str  # format of a single value
+    many: str  # format of a mean
+    unit: str
+    better: Callable[[Iterable[float]], float]
+
+
+def table(runs: Sequence[Run]) -> Table:
+    """Compare runs: one row a setting of the algorithm, runs that differ only in their seed taken together.
+
+    Speed-up is FedAvg's rounds to the threshold divided by the run's, as printed: 20 / 15 = 1.3×. FedAvg's
+    run is the one that agrees in every other setting, its seed included. Best values are marked among the
+    runs of one learning problem, and only finished runs compete.
+    """
+    if not runs:
+        raise BadInput("there are no runs to compare: collect some first")
+    several = len(experiments(runs)) > 1
+    differing, shown = varying(runs), shown_of(runs)
+    columns = [key for key in differing if not is_seed(key)]
+    groups = groups_of(runs)
+    repeats = len({key_of(group[0]) for group in groups}) < len(groups)
+    seeded = any(len(group) > 1 for group in groups)
+    unfinished = any(run.status != "finished" for run in runs)
+    measures = _measures(runs)
+
+    head = (
+        ["experiment"] * several
+        + ["algorithm"]
+        + ["run"] * repeats
+        + [title_of(key, columns) for key in columns]
+        + ["seeds"] * seeded
+        + [measure.title for measure in measures]
+        + ["status"] * unfinished
+    )
+    rows = []
+    for group in groups:
+        first, settings = group[0], settings_of(group[0])
+        named = [settings.get(key, MISSING) for key in columns]
+        rows.append(
+            [word(first.experiment)] * several
+            + [word(method_of(first, shown[first.algorithm]))]
+            + [word(first.name)] * repeats
+            + [Cell(plain(value), number(value) if is_number(value) else plain(value)) for value in named]
+            + [Cell(str(len(group)), len(group))] * seeded
+            + [_summed(measure, group) for measure in measures]
+            + [word(_states(group))] * unfinished
+        )
+    _mark_best(rows, groups, measures, start=head.index(measures[0].title))
+    names = ", ".join(dict.fromkeys(run.experiment for run in runs))
+    title = f"{names}: {problem}" if (problem := described(runs)) else names
+    return Table(title, tuple(head), tuple(tuple(row) for row in rows))
+
+
+def _measures(runs: Sequence[Run]) -> list[_Measure]:
+    thresholds = {run.threshold for run in runs if not math.isnan(run.threshold)}
+    goal = f"{100 * thresholds.pop():g} %" if len(thresholds) == 1 else "threshold"
+    percent = ("{:.1%}", "{:.1%}", " %", max)
+    measures = [_Measure(f"rounds to {goal}", lambda run: run.reached, "{:g}", "{:.1f}", "", min)]
+    if any(run.algorithm == "fedavg" for run in runs):
+        speed_up = _speed_ups(runs)
+        measures.append(_Measure("speed-up", lambda run: speed_up[run.folder], "{:.1f}", "{:.1f}", "×", max))
+    measures.append(_Measure("final accuracy", lambda run: run.final_accuracy, *percent))
+    measures.append(_Measure("best accuracy", lambda run: run.best_accuracy, *percent))
+    if any(math.isfinite(run.worst_decile) for run in runs):
+        measures.append(_Measure("worst decile", lambda run: run.worst_decile, *percent))
+    measures.append(_Measure("seconds", lambda run: run.seconds, "{:.1f}", "{:.1f}", "", min))
+    return measures
+
+
+def _speed_ups(runs: Sequence[Run]) -> dict[Path, float]:
+    """FedAvg's rounds to the threshold over each run's, NaN where either is missing or 0."""
+
+    def key(run: Run, graph: bool) -> object:
+        settings = settings_of(run).items()
+        kept = {k: same(v) for k, v in settings if graph or k.split(".")[0] != "graph"}
+        return run.folder.parent, graph, tuple(sorted(kept.items()))
+
+    baseline: dict[object, float] = {}
+    for run in runs:
+        if run.algorithm == "fedavg":
+            # FedAvg looks at no graph: where none agrees in that too, any graph will do.
+            for graph in (True, False):
+                baseline.setdefault(key(run, graph), run.reached)
+    ratios = {}
+    for run in runs:
+        theirs = baseline.get(key(run, True), baseline.get(key(run, False), math.nan))
+        ratios[run.folder] = speed_up(theirs, run.reached)
+    return ratios
+
+
+def _summed(measure: _Measure, group: Sequence[Run]) -> Cell:
+    """One cell of a group: the value of its run, or mean and standard deviation over seeds."""
+    values = [value for run in group if math.isfinite(value := measure.of(run))]
+    if not values:
+        return Cell(NEVER)
+    mean = sum(values) / len(values)
+    count = len(values) if len(values) < len(group) else None
+    part = f" ({count} of {len(group)})" if count else ""
+    if len(group) == 1:
+        return Cell(_printed(measure.one, mean) + measure.unit, mean)
+    if len(values) == 1:
+        return Cell(_printed(measure.many, mean) + measure.unit + part, mean, None, count)
+    # Over n − 1: seeds are a sample of what could have been drawn.
+    spread = math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1))
+    text = f"{_printed(measure.many, mean)} ± {_printed(measure.many, spread)}{measure.unit}"
+    return Cell(text + part, mean, spread, count)
+
+
+def _printed(form: str, value: float) -> str:
+    return form.format(value).removesuffix("%")
+
+
+def _states(group: Sequence[Run]) -> str:
+    states = [run.state for run in group]
+    if len(group) == 1 or set(states) == {"finished"}:
+        return states[0]
+    return ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
+
+
+def _mark_best(
+    rows: list[list[Cell]], groups: Sequence[Sequence[Run]], measures: Sequence[_Measure], start: int
+) -> None:
+    problems: dict[object, list[int]] = {}
+    for row, group in enumerate(groups):
+        if all(run.status == "finished" for run in group):
+            problems.setdefault((place_of(group[0]), group[0].threshold), []).append(row)
+    for column, measure in enumerate(measures, start):
+        for members in problems.values():
+            # A mean over the seeds that got there is no match for one over all seeds.
+            values = {
+                row: cell.value
+                for row in members
+                if isinstance((cell := rows[row][column]).value, float) and cell.count is None
+            }
+            printed = {row: _printed(measure.many, value) for row, value in values.items()}
+            if len(set(printed.values())) < 2:
+                continue  # alone, or all alike: nothing is best
+            top = _printed(measure.many, measure.better(values.values()))
+            for row, text in printed.items():
+                if text == top:  # what prints the same is as good
+                    rows[row][column] = replace(rows[row][column], best=True)
+
+
+# -- the files ---------------------------------------------------------------------------------------------------------
+
+
+def write(folder: Path | str, out: Path | str | None = None) -> list[Path]:
+    """Write `report.md`, `report.csv`, `curves.png` and `curves.pdf`, and say where.
+
+    They go into the folder, or into `out`. Where the folder holds several experiments, each gets its own,
+    in its own folder, or in a folder of its name in `out`.
+    """
+    folder = Path(folder)
+    groups = experiments(collect(folder))
+    written = []
+    for place, runs in groups.items():
+        target = Path(out) if out is not None else folder
+        if len(groups) > 1:
+            target = place if out is None else target / place.relative_to(folder.absolute())
+        try:
+            compared = table(runs)
+            for name, text in (("report.md", _page(runs, compared)), ("report.csv", compared.csv())):
+                with replacing(target / name) as draft:
+                    draft.write_text(text, encoding="utf-8")
+                written.append(target / name)
+            written += save(curves(runs), target / "curves")
+        except OSError as error:
+            reason = (error.strerror or str(error)).lower()
+            raise BadInput(f"the report cannot be written to {target} ({reason}): choose another folder") from None
+    return written
+
+
+def _page(runs: Sequence[Run], compared: Table) -> str:
+    """The report as a Markdown page."""
+    notes = ["Rounds are counted from 0; — means that there is no value, or that the threshold was never reached."]
+    if "speed-up" in compared.columns:
+        notes.append("Speed-up is FedAvg's number of rounds divided by the run's, with all other settings the same.")
+    if "seeds" in compared.columns:
+        notes.append("± is the standard deviation over seeds.")
+    if any(cell.count is not None for row in compared.cells for cell in row):
+        notes.append("(2 of 3) means that only two of three seeds have a value, and the mean is theirs.")
+    paragraphs = [
+        f"# {escaped(runs[0].experiment)}",
+        escaped(described(runs)),
+        compared.markdown().rstrip("\n"),
+        " ".join(notes),
+        "![Test accuracy and training loss over the rounds](curves.png)",
+    ]
+    return "\n\n".join(filter(None, paragraphs)) + "\n"

@@ -1,0 +1,1 @@
+"""A Flower federation on one machine: a SuperLink and SuperNodes as processes on loopback."""

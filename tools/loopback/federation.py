@@ -1,0 +1,259 @@
+"""A whole Flower federation on this machine: a SuperLink and SuperNodes on loopback, started and stopped together.
+
+    python -m loopback examples/flower/digits --nodes 5
+
+Every process is started and ended by its own id. Nothing leaves the machine: telemetry, update checks and the
+installation of dependencies at run time are off.
+"""
+
+import contextlib
+import json
+import os
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+
+from fedkin.flower import keys
+from loopback import warm
+
+Config = Mapping[str, Any]
+
+OFFLINE = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+QUICK = {
+    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.3",  # seconds until an app is started; Flower's default is 1
+    "OMP_NUM_THREADS": "1",  # all nodes share this machine's cores
+}
+PATIENCE = 60.0  # seconds until a part of the federation must be up
+
+
+class Loopback:
+    """A SuperLink and its SuperNodes, as a context manager.
+
+    folder      logs, keys, Flower's settings and the SuperLink's database
+    nodes       how many SuperNodes there will be, or are simulated
+    secure      TLS, and only nodes whose keys are registered
+    simulation  no nodes of its own: the SuperLink simulates them
+    warm        start apps by fork instead of from scratch for every message: see `loopback.warm`
+    """
+
+    def __init__(
+        self, folder: Path, *, nodes: int = 5, secure: bool = False, simulation: bool = False, warm: bool = False
+    ) -> None:
+        self.folder, self.nodes = folder.absolute(), nodes
+        self.secure, self.simulation, self.warm = secure, simulation, warm
+        self.aside = Path(tempfile.mkdtemp(prefix="fedkin-"))  # a short path: that of a socket must be
+        self.port = free_port()
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.environment = {
+            **os.environ,
+            **OFFLINE,
+            **QUICK,
+            "FLWR_HOME": str(self.folder / "flwr"),
+            # Flower starts its parts by name.
+            "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
+        }
+
+    @property
+    def keys(self) -> Path:
+        """Where certificates and node keys lie."""
+        return self.folder / "keys"
+
+    def __enter__(self) -> Self:
+        (self.folder / "flwr").mkdir(parents=True, exist_ok=True)
+        connection = f'address = "127.0.0.1:{self.port}"\n'
+        connection += f'root-certificates = "{self.keys / "ca.pem"}"\n' if self.secure else "insecure = true\n"
+        settings = f'[superlink]\ndefault = "loopback"\n\n[superlink.loopback]\n{connection}'
+        (self.folder / "flwr" / "config.toml").write_text(settings, encoding="utf-8")
+        try:
+            if self.secure and not self.keys.exists():
+                keys.make(self.keys, self.nodes)
+            if self.warm:
+                self.environment["PATH"] = f"{warm.commands(self.aside)}{os.pathsep}{self.environment['PATH']}"
+                self.start("warm", [sys.executable, warm.__file__, str(self.aside)])
+            self.start_link()
+        except BaseException:
+            self.stop_all()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.stop_all()
+
+    # -- processes -----------------------------------------------------------------------------------------------------
+
+    def start_link(self) -> None:
+        """Start the SuperLink, and wait until it answers. Its database outlives it."""
+        command = ["flower-superlink", "--host", "127.0.0.1", "--port", str(self.port)]
+        command += ["--database", str(self.folder / "superlink.db")]
+        if self.secure:
+            command += ["--ssl-ca-certfile", str(self.keys / "ca.pem"), "--enable-supernode-auth"]
+            command += ["--ssl-certfile", str(self.keys / "superlink.pem")]
+            command += ["--ssl-keyfile", str(self.keys / "superlink.key")]
+        else:
+            command += ["--insecure"]
+        self.start("superlink", [*command, *(["--simulation"] if self.simulation else [])])
+        verify: Any = str(self.keys / "ca.pem") if self.secure else True
+        address = f"{'https' if self.secure else 'http'}://127.0.0.1:{self.port}/health"
+        deadline = time.monotonic() + PATIENCE
+        with httpx.Client(verify=_verifier(verify), timeout=2) as client:
+            while True:
+                with contextlib.suppress(httpx.HTTPError):
+                    if client.get(address).is_success:
+                        return
+                if self.processes["superlink"].poll() is not None or time.monotonic() > deadline:
+                    raise RuntimeError(f"the SuperLink did not start:\n{self.log('superlink')}")
+                time.sleep(0.1)
+
+    def start_node(self, partition: int, name: str = "", options: Sequence[str] = ()) -> str:
+        """Start the SuperNode of a partition; its name. With `secure`, its key must have been registered."""
+        name = name or f"node-{partition}"
+        command = ["flower-supernode", "--superlink", f"127.0.0.1:{self.port}", "--port", str(free_port())]
+        command += ["--node-config", f"partition-id={partition} num-partitions={self.nodes}"]
+        if not options and self.secure:
+            options = ["--root-certificates", str(self.keys / "ca.pem")]
+            options += ["--auth-supernode-private-key", str(self.keys / f"node-{partition}")]
+        self.start(name, [*command, *(options or ["--insecure"])])
+        return name
+
+    def start(self, name: str, command: Sequence[str]) -> None:
+        """Start a process that writes to a log of its own."""
+        with self._log_file(name).open("ab") as log:
+            self.processes[name] = subprocess.Popen(
+                command, cwd=self.folder, env=self.environment, stdout=log, stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL, start_new_session=True,
+            )  # fmt: skip
+
+    def stop(self, name: str, how: int = signal.SIGTERM) -> None:
+        """End a process by its id. What it has started watches it, and ends as well."""
+        process = self.processes.pop(name)
+        if process.poll() is None:
+            process.send_signal(how)
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+    def stop_all(self) -> None:
+        """End everything, the nodes first; all are told before any is waited for.
+
+        Flower's app processes watch their parent and end after it, unless nobody collects a parent that has died: then
+        they wait for a ghost. So whoever is left of what was started here is ended as well.
+        """
+        below = descendants([process.pid for process in self.processes.values()])
+        for process in self.processes.values():
+            if process.poll() is None and process not in map(self.processes.get, ("superlink", "warm")):
+                process.terminate()
+        for name in sorted(self.processes, key=lambda name: (name == "warm", name == "superlink")):
+            self.stop(name)
+        for pid in below:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        shutil.rmtree(self.aside, ignore_errors=True)
+
+    # -- Flower's commands ---------------------------------------------------------------------------------------------
+
+    def flwr(self, *words: str) -> dict[str, Any]:
+        """A `flwr` command that answers in JSON."""
+        command = ["flwr", *words, "--format", "json"]
+        done = subprocess.run(
+            command, cwd=self.folder, env=self.environment, capture_output=True, text=True, check=False
+        )
+        with contextlib.suppress(ValueError):
+            answer: dict[str, Any] = json.loads(done.stdout[done.stdout.index("{") :])
+            if answer.get("success", True):
+                return answer
+        raise RuntimeError(f"{shlex.join(command)} failed:\n{done.stdout}{done.stderr}")
+
+    def register(self, partition: int) -> None:
+        """Tell the SuperLink the public key of a node."""
+        self.flwr("supernode", "register", str(self.keys / f"node-{partition}.pub"), "loopback")
+
+    def run(self, app: Path, config: Config) -> str:
+        """Start a run of an app; its id."""
+        words = ["run", str(app.absolute()), "loopback", "--run-config", " ".join(map(_setting, config.items()))]
+        if self.simulation:
+            words += ["--federation-config", f"num-supernodes={self.nodes} client-resources-num-cpus=1"]
+        return str(self.flwr(*words)["run-id"])
+
+    def status(self, run: str) -> str:
+        """Where a run stands: pending, starting, running, finished:completed, …"""
+        return str(self.flwr("list", "loopback", "--run-id", run)["runs"][0]["status"])
+
+    def log(self, name: str, last: int = 30) -> str:
+        """The end of a process's log."""
+        lines = self._log_file(name).read_text(encoding="utf-8", errors="replace").splitlines()
+        return "\n".join(lines[-last:])
+
+    def _log_file(self, name: str) -> Path:
+        return self.folder / f"{name}.log"
+
+    def records(self, run: str, out: Path, timeout: float = 600.0) -> Iterator[dict[str, Any]]:
+        """The records of a run's rounds as they are written, until its summary is there; raises if it ends before.
+
+        timeout  the longest that a round may take
+        """
+        seen, asked, moved = 0, time.monotonic(), time.monotonic()
+        while True:
+            ended = (out / "summary.json").exists()  # looked for first: the last round is on record by then
+            lines = (out / "rounds.jsonl").read_text().split("\n")[:-1] if (out / "rounds.jsonl").exists() else []
+            now = time.monotonic()
+            for line in lines[seen:]:
+                yield json.loads(line)
+                moved = now
+            seen = max(seen, len(lines))
+            if ended:
+                return
+            if now - moved > timeout:
+                raise RuntimeError(f"round {seen + 1} is not done after {timeout:g} s:\n{self.log('superlink')}")
+            # Asking costs two seconds of a core.
+            if now - asked > 30:
+                asked = now
+                if (status := self.status(run)).startswith("finished") and not (out / "summary.json").exists():
+                    raise RuntimeError(f"the run is {status} after {seen} rounds:\n{self.log('superlink')}")
+            time.sleep(0.2)
+
+
+def descendants(pids: Sequence[int]) -> list[int]:
+    """The ids of all processes that these have started, and those in turn."""
+    table = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
+    parents = {int(pid): int(parent) for pid, parent in (line.split() for line in table.splitlines())}
+    found = set(pids)
+    while new := {pid for pid, parent in parents.items() if parent in found} - found:
+        found |= new
+    return sorted(found - set(pids))
+
+
+def free_port() -> int:
+    """A port of loopback that nobody uses."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+def _setting(item: tuple[str, Any]) -> str:
+    """A setting as TOML."""
+    key, value = item
+    return f"{key}={json.dumps(str(value) if isinstance(value, Path) else value)}"
+
+
+def _verifier(verify: Any) -> Any:
+    import ssl
+
+    return ssl.create_default_context(cafile=verify) if isinstance(verify, str) else verify
