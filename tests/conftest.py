@@ -9,7 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from fedkin.algorithms import ClientRows
 from fedkin.data.federation import Federation, from_rows
+from fedkin.engine.simulation import State
+from fedkin.types import Tensors
 
 
 @pytest.fixture
@@ -19,6 +22,12 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+def tensors_of(state: State) -> Tensors:
+    """The server's state and the clients' memory as tensors, by name."""
+    values = {**state.server, **{f"memory {name}": rows for name, rows in state.memory.items()}}
+    return {name: value.values if isinstance(value, ClientRows) else value for name, value in values.items()}
 
 
 def small_federation(

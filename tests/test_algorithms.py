@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from conftest import small_federation
-from fedkin.algorithms import ALGORITHMS, Algorithm, FedAvg, FedKin, FedProx, FedSGD, algorithm_named
+from fedkin.algorithms import ALGORITHMS, Algorithm, FedAvg, FedKin, FedProx, FedSGD, Round, algorithm_named
 from fedkin.algorithms.local import Local
 from fedkin.algorithms.schedules import Schedule
 from fedkin.engine.simulation import Simulation, State
@@ -36,6 +37,11 @@ def played(simulation: Simulation, rounds: int = 3) -> State:
 
 
 # --- by hand ---------------------------------------------------------------------------------------------
+
+
+def a_round(graph: SimilarityGraph, who: NDArray[np.int64], weights: NDArray[np.float64] | None = None) -> Round:
+    """The first round about these clients, with equal weights if none are given."""
+    return Round(0, who, np.full(len(who), 1 / len(who)) if weights is None else weights, graph, len(graph))
 
 
 def square(v: Tensor) -> Tensor:
@@ -70,14 +76,14 @@ def test_fedkin_server_by_hand() -> None:
     """
     graph = SimilarityGraph(np.array([[0.0, 1, 3], [1, 0, 0], [3, 0, 0]]))
     everyone = np.arange(3)
-    fedkin = FedKin(beta=0.5)
-    server = fedkin.start(torch.tensor([5.0]), 3)
-    first = fedkin.send(server, graph, everyone)
+    fedkin, round = FedKin(beta=0.5), a_round(graph, everyone, graph.degrees)
+    server = fedkin.start(torch.tensor([[5.0]]), 3)
+    first = fedkin.send(server, round)
     assert first["anchor"].flatten().tolist() == [5.0, 5.0, 5.0], "before any reply u = w̄"
     replies = {"model": torch.tensor([[10.0], [20.0], [40.0]])}
-    server = fedkin.combine(server, replies, everyone, torch.tensor(graph.degrees, dtype=torch.float32))
+    server = fedkin.combine(server, replies, round)
     assert float(server["model"]) == pytest.approx(22.5)
-    assert fedkin.send(server, graph, everyone)["anchor"].flatten().tolist() == pytest.approx([35.0, 10.0, 10.0])
+    assert fedkin.send(server, round)["anchor"].flatten().tolist() == pytest.approx([35.0, 10.0, 10.0])
 
 
 @pytest.mark.parametrize(("absent", "expected"), [("global", 0.25 * 22 + 0.75 * 40), ("last", 0.25 * 20 + 0.75 * 40)])
@@ -88,36 +94,36 @@ def test_absent_neighbour_by_hand(absent: str, expected: float) -> None:
     """
     graph = SimilarityGraph(np.array([[0.0, 1, 3], [1, 0, 0], [3, 0, 0]]))
     fedkin = FedKin(beta=0.5, absent=absent)
-    server = fedkin.start(torch.tensor([5.0]), 3)
+    server = fedkin.start(torch.tensor([[5.0]]), 3)
     everyone = {"model": torch.tensor([[10.0], [20.0], [40.0]])}
-    server = fedkin.combine(server, everyone, np.arange(3), torch.tensor([0.5, 0.125, 0.375]))
+    server = fedkin.combine(server, everyone, a_round(graph, np.arange(3), np.array([0.5, 0.125, 0.375])))
     two = {"model": torch.tensor([[10.0], [40.0]])}
-    server = fedkin.combine(server, two, np.array([0, 2]), torch.tensor([0.6, 0.4]))
+    server = fedkin.combine(server, two, a_round(graph, np.array([0, 2]), np.array([0.6, 0.4])))
     assert float(server["model"]) == pytest.approx(22.0)
-    assert float(fedkin.send(server, graph, np.array([0]))["anchor"]) == pytest.approx(expected)
+    assert float(fedkin.send(server, a_round(graph, np.array([0])))["anchor"]) == pytest.approx(expected)
 
 
 def test_a_graph_without_edges_sends_nothing_extra() -> None:
     fedkin = FedKin(beta=0.5)
-    server = fedkin.start(torch.tensor([5.0]), 3)
-    assert set(fedkin.send(server, SimilarityGraph.edgeless(3), np.arange(3))) == {"model"}
-    assert set(fedkin.send(server, SimilarityGraph.uniform(3), np.arange(3))) == {"model", "anchor"}
+    server = fedkin.start(torch.tensor([[5.0]]), 3)
+    assert set(fedkin.send(server, a_round(SimilarityGraph.edgeless(3), np.arange(3)))) == {"model"}
+    assert set(fedkin.send(server, a_round(SimilarityGraph.uniform(3), np.arange(3)))) == {"model", "anchor"}
 
 
 def test_fedsgd_by_hand() -> None:
     """One round is w̄ − γ Σ pᵢ ∇fᵢ(w̄), whatever epochs and batches were asked for."""
     run = simulation(FedSGD(step_size=0.5))
     model, clients = run.model, run.federation.train
-    w = run.start().server["model"]
+    w = run.start().model
     total = torch.zeros_like(w)
     for i, p in enumerate(run.weights):
         rows = clients.rows(i)
         n = len(clients.y[rows])
         g = model.gradient(w[None], clients.x[rows][None], clients.y[rows][None], torch.full((1, n), 1 / n))[0]
         total += p * (g + 0.01 * w)
-    torch.testing.assert_close(played(run, 1).server["model"], w - 0.5 * total)
+    torch.testing.assert_close(played(run, 1).model, w - 0.5 * total)
     other = replace(run, local=Local(epochs=7, batch_size=2, l2=0.01))
-    torch.testing.assert_close(played(other, 1).server["model"], w - 0.5 * total)
+    torch.testing.assert_close(played(other, 1).model, w - 0.5 * total)
 
 
 # --- identities ------------------------------------------------------------------------------------------
@@ -127,7 +133,7 @@ def test_fedsgd_by_hand() -> None:
 @pytest.mark.parametrize("stacked", [True, False])
 def test_beta_one_and_alpha_zero_are_fedavg_to_the_bit(same: Algorithm, stacked: bool) -> None:
     average = played(simulation(FedAvg(step_size=0.1), stacked=stacked))
-    assert torch.equal(played(simulation(same, stacked=stacked)).server["model"], average.server["model"])
+    assert torch.equal(played(simulation(same, stacked=stacked)).model, average.model)
 
 
 @pytest.mark.parametrize("take_part", [None, 3])
@@ -157,8 +163,8 @@ def test_lemma_1_at_every_step_of_every_round(take_part: int | None, absent: str
     state = run.start()
     for t in range(4):
         points.clear()
-        start = state.server["model"]
-        u = run.algorithm.send(state.server, run.graph, np.arange(5))["anchor"]
+        start = state.model
+        u = run.algorithm.at(t).send(state.server, a_round(run.graph, np.arange(5)))["anchor"]
         holds = torch.allclose(p @ u, start, atol=1e-6)
         assert holds == (take_part is None or absent == "global" or t < 2)
         state = run.advance(state)
@@ -177,8 +183,8 @@ def test_relabelling_the_clients_changes_nothing(algorithm: Algorithm) -> None:
     federation = run.federation.relabelled(order)
     graph = build_graph(federation)
     np.testing.assert_allclose(graph.adjacency, run.graph.relabelled(order).adjacency)
-    other = replace(run, federation=federation, graph=graph, weights=graph.degrees, _kept={})
-    torch.testing.assert_close(played(other).server["model"], played(run).server["model"], rtol=1e-5, atol=1e-6)
+    other = replace(run, federation=federation, graph=graph, weights=graph.degrees)
+    torch.testing.assert_close(played(other).model, played(run).model, rtol=1e-5, atol=1e-6)
 
 
 # --- every knob changes the result -----------------------------------------------------------------------
@@ -205,8 +211,8 @@ KNOBS: dict[str, Callable[[Simulation], Simulation]] = {
 @pytest.mark.parametrize("knob", KNOBS)
 def test_every_knob_changes_the_result(knob: str) -> None:
     run = simulation(FedKin(beta=0.5, step_size=0.2), take_part=3)
-    changed = replace(KNOBS[knob](run), _kept={})
-    before, after = played(run).server["model"], played(changed).server["model"]
+    changed = replace(KNOBS[knob](run))
+    before, after = played(run).model, played(changed).model
     assert (before - after).abs().max() > 1e-5
 
 
@@ -215,9 +221,9 @@ def test_schedule_is_used_round_by_round() -> None:
     moving = simulation(FedKin(beta=Schedule(0.5, 1.0, over=1), step_size=0.2))
     state = moving.advance(moving.start())
     half = simulation(FedKin(beta=0.5, step_size=0.2))
-    assert torch.equal(state.server["model"], half.advance(half.start()).server["model"])
+    assert torch.equal(state.model, half.advance(half.start()).model)
     one = simulation(FedKin(beta=1.0, step_size=0.2))
-    assert torch.equal(moving.advance(state).server["model"], one.advance(state).server["model"])
+    assert torch.equal(moving.advance(state).model, one.advance(state).model)
 
 
 # --- bad input -------------------------------------------------------------------------------------------
@@ -253,8 +259,8 @@ def test_an_algorithm_with_memory() -> None:
     """Clients that remember how often they were asked, and report it: state that the engine keeps for them."""
 
     class Counting(FedAvg):
-        def remember(self, model: Tensor, clients: int) -> Tensors:
-            return {"count": torch.zeros(clients, 1)}
+        def remember(self, model: Tensor) -> Tensors:
+            return {"count": torch.zeros(1, 1)}
 
         def step(
             self, w: Any, got: dict[str, Any], memory: Tensors, gradient: Callable[[Any], Any]
@@ -265,5 +271,5 @@ def test_an_algorithm_with_memory() -> None:
     run = simulation(Counting(step_size=0.1))
     state = played(run, 2)
     # sizes 7, 4, 9, 3, 6 in batches of 4: 2, 1, 3, 1, 2 batches, twice over, in 2 rounds
-    assert state.memory["count"].flatten().tolist() == [8, 4, 12, 4, 8]
-    torch.testing.assert_close(state.server["model"], played(simulation(FedAvg(step_size=0.1)), 2).server["model"])
+    assert state.memory["count"].values.flatten().tolist() == [8, 4, 12, 4, 8]
+    torch.testing.assert_close(state.model, played(simulation(FedAvg(step_size=0.1)), 2).model)

@@ -213,7 +213,7 @@ def test_a_sweep_is_four_lanes_that_differ_in_beta() -> None:
         runs.round()
     (simulation,), (state,) = runs.simulations, runs.states
     assert [member.beta for member in simulation.algorithm.members] == list(bench_loops.BETAS)  # type: ignore[attr-defined]
-    ends = state.server["model"]
+    ends = state.model
     assert all(not torch.equal(ends[i], ends[j]) for i in range(4) for j in range(i))
 
 
@@ -237,8 +237,8 @@ def test_last_models_of_all_clients_are_there_from_the_start() -> None:
     simulation = work.simulation(work.federation(), FedKin(absent="last"))
     state = bench_growth.everyone_has_sent(simulation, simulation.start())
     assert state.server["owners"].tolist() == list(range(7))
-    assert torch.allclose(state.server["models"], simulation.start().server["model"].expand(7, -1))
-    assert torch.allclose(state.server["model"], simulation.start().server["model"])
+    assert torch.allclose(state.server["models"], simulation.start().model.expand(7, -1))
+    assert torch.allclose(state.model, simulation.start().model)
 
 
 def test_the_figure_of_growth_shows_medians_and_peaks() -> None:
@@ -362,11 +362,11 @@ def test_the_engine_equals_its_plain_path_after_three_rounds(
     few = replace(WORKS[work].quick(), clients=3)
     run = few.simulation(few.federation())
     states = []
-    for simulation in (run, replace(run, stacked=False, _kept={})):
+    for simulation in (run, replace(run, stacked=False)):
         state = simulation.start()
         for _ in range(3):
             state = simulation.advance(state)
-        states.append(state.server["model"])
+        states.append(state.model)
     quick, plain = states
     assert float((quick - plain).norm() / plain.norm()) < 1e-4
-    assert float((plain - run.start().server["model"]).norm() / plain.norm()) > 1e-3, "something was learnt"
+    assert float((plain - run.start().model).norm() / plain.norm()) > 1e-3, "something was learnt"

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from conftest import small_federation
+from conftest import small_federation, tensors_of
 from fedkin.algorithms import Algorithm, FedAvg, FedKin, FedProx, Vector
 from fedkin.algorithms.local import Local
 from fedkin.algorithms.schedules import Schedule
@@ -63,10 +63,11 @@ def spaces(run: Simulation) -> set[type]:
 
 
 def assert_plain(run: Simulation) -> None:
-    quick, plain = played(run), played(replace(run, stacked=False, _kept={}))
+    quick, plain = played(run), played(replace(run, stacked=False))
     assert spaces(run) == {Compiled}
-    for name, value in plain.server.items():
-        torch.testing.assert_close(quick.server[name], value, rtol=1e-4, atol=2e-6)
+    assert tensors_of(quick).keys() == tensors_of(plain).keys()
+    for name, value in tensors_of(plain).items():
+        torch.testing.assert_close(tensors_of(quick)[name], value, rtol=1e-4, atol=2e-6)
 
 
 # -- products ----------------------------------------------------------------------------------------------------------
@@ -215,16 +216,16 @@ def test_lanes(penalties: tuple[float, ...]) -> None:
 )
 def test_other_batches(local: Local) -> None:
     run = simulation(FedKin(step_size=0.02, beta=0.6), local)
-    quick, plain = played(run), played(replace(run, stacked=False, _kept={}))
-    torch.testing.assert_close(quick.server["model"], plain.server["model"], rtol=1e-4, atol=2e-6)
+    quick, plain = played(run), played(replace(run, stacked=False))
+    torch.testing.assert_close(quick.model, plain.model, rtol=1e-4, atol=2e-6)
 
 
 def test_a_lane_that_diverges_does_not_touch_the_others() -> None:
     calm = simulation(FedKin(step_size=0.02, beta=0.6))
-    wild = replace(calm, algorithm=FedAvg(step_size=1e30), _kept={})
+    wild = replace(calm, algorithm=FedAvg(step_size=1e30))
     both, alone = played(together([calm, wild])), played(calm)
-    assert not both.server["model"][1].isfinite().all()
-    torch.testing.assert_close(both.server["model"][0], alone.server["model"], rtol=1e-5, atol=1e-7)
+    assert not both.model[1].isfinite().all()
+    torch.testing.assert_close(both.model[0], alone.model, rtol=1e-5, atol=1e-7)
 
 
 def test_rounds_are_the_same_with_any_number_of_threads() -> None:
@@ -232,7 +233,7 @@ def test_rounds_are_the_same_with_any_number_of_threads() -> None:
     try:
         for threads in (1, 2):
             torch.set_num_threads(threads)
-            models.append(played(simulation(FedKin(step_size=0.02)), rounds=1).server["models"])
+            models.append(played(simulation(FedKin(step_size=0.02)), rounds=1).server["models"].values)
     finally:
         torch.set_num_threads(before)
     assert torch.equal(*models)
@@ -274,9 +275,9 @@ def test_a_large_client_does_not_keep_the_others_waiting(monkeypatch: pytest.Mon
 )
 def test_where_it_cannot_be_used(change: dict[str, Any], classes: int) -> None:
     run = simulation(FedKin(step_size=0.02), classes=classes, **change)
-    quick, plain = played(run), played(replace(run, stacked=False, _kept={}))
+    quick, plain = played(run), played(replace(run, stacked=False))
     assert Compiled not in spaces(run)
-    torch.testing.assert_close(quick.server["model"], plain.server["model"], rtol=1e-4, atol=2e-6)
+    torch.testing.assert_close(quick.model, plain.model, rtol=1e-4, atol=2e-6)
 
 
 def test_a_network_has_no_use_for_it() -> None:
@@ -310,4 +311,4 @@ def test_without_numba_all_is_as_before(monkeypatch: pytest.MonkeyPatch) -> None
     finally:
         cohorts.compiled_samples.cache_clear()
     assert spaces(run) == {Samples}
-    torch.testing.assert_close(state.server["model"], expected.server["model"], rtol=1e-4, atol=2e-6)
+    torch.testing.assert_close(state.model, expected.model, rtol=1e-4, atol=2e-6)

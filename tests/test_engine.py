@@ -1,6 +1,5 @@
 """The engine: stacked equals one client at a time, in every space; sampling; ragged steps; reproducibility."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,16 +8,17 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import nn
 
 from conftest import small_federation
-from fedkin.algorithms import Algorithm, FedAvg, FedKin, FedProx, Vector
+from fedkin.algorithms import Algorithm, FedAvg, FedKin, FedProx, Gradient, Vector, Vectors
 from fedkin.algorithms.local import Local
 from fedkin.algorithms.schedules import Schedule
 from fedkin.data.federation import Federation
+from fedkin.engine.cohorts import samples_pay
 from fedkin.engine.metrics import measure
 from fedkin.engine.simulation import Simulation, State
-from fedkin.engine.spaces.samples import Samples, samples_pay
+from fedkin.engine.spaces.samples import Samples
 from fedkin.errors import BadInput
 from fedkin.graph.similarity import SimilarityGraph, build_graph
 from fedkin.models import MLP, Model, Module, Softmax
@@ -39,10 +39,10 @@ def played(simulation: Simulation, rounds: int = 3) -> State:
 
 
 def assert_same(run: Simulation, rounds: int = 3) -> None:
-    quick, plain = played(run, rounds), played(replace(run, stacked=False, _kept={}), rounds)
-    torch.testing.assert_close(quick.server["model"], plain.server["model"], rtol=1e-4, atol=1e-6)
+    quick, plain = played(run, rounds), played(replace(run, stacked=False), rounds)
+    torch.testing.assert_close(quick.model, plain.model, rtol=1e-4, atol=1e-6)
     if "models" in plain.server:
-        torch.testing.assert_close(quick.server["models"], plain.server["models"], rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(quick.server["models"].values, plain.server["models"].values, rtol=1e-4, atol=1e-6)
 
 
 LOCALS = [
@@ -62,16 +62,14 @@ def test_softmax_stacked_is_one_at_a_time(algorithm: Algorithm, local: Local, fe
     federation = small_federation(features=features)
     run = simulation(federation, Softmax(features, 3), algorithm, local)
     assert_same(run)
-    assert_same(replace(run, take_part=3, _kept={}))
+    assert_same(replace(run, take_part=3))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Signs(Algorithm):
     """Steps of one length in every coordinate: no linear combination of anything."""
 
-    def step(
-        self, w: Vector, got: dict[str, Vector], memory: dict[str, Tensor], gradient: Callable[[Vector], Vector]
-    ) -> tuple[Vector, dict[str, Tensor]]:
+    def step(self, w: Vector, got: Vectors, memory: Vectors, gradient: Gradient) -> tuple[Vector, Vectors]:
         return w - self.step_size * torch.sign(gradient(w)), memory
 
 
@@ -79,9 +77,7 @@ class Signs(Algorithm):
 class Broken(Algorithm):
     """Asks for something that was never sent."""
 
-    def step(
-        self, w: Vector, got: dict[str, Vector], memory: dict[str, Tensor], gradient: Callable[[Vector], Vector]
-    ) -> tuple[Vector, dict[str, Tensor]]:
+    def step(self, w: Vector, got: Vectors, memory: Vectors, gradient: Gradient) -> tuple[Vector, Vectors]:
         return w - self.step_size * got["momentum"], memory
 
 
@@ -90,7 +86,7 @@ def test_a_step_that_is_no_combination_is_taken_plainly(model: Model) -> None:
     run = simulation(small_federation(features=40), model, Signs(step_size=0.01), LOCALS[0])
     assert_same(run)
     assert not run._kept
-    assert not torch.equal(played(run, 1).server["model"], run.start().server["model"])
+    assert not torch.equal(played(run, 1).model, run.start().model)
 
 
 def test_a_step_that_is_wrong_says_what_is_wrong() -> None:
@@ -106,8 +102,10 @@ def test_the_spaces_are_really_used() -> None:
     assert samples_pay(LOCALS[0], 9, MLP(40, 3), kept=True)
     assert not samples_pay(LOCALS[0], 9, Module(lambda: nn.Linear(40, 3), (40,), 3), kept=True)
     run = simulation(small_federation(features=40), Softmax(40, 3), FedAvg(), LOCALS[0])
-    got = run.sent(run.algorithm, run.start(), np.arange(5))
-    cohorts = list(run._cohorts(run.algorithm, run.local, got, np.arange(5), {}))
+    algorithm = run.algorithm.at(0)
+    round = run.sampled(algorithm, run.start())
+    got = run.sent(algorithm, run.start(), round)
+    cohorts = list(run._cohorts(algorithm, run.local, got, got.keys(), (), round.who))
     assert all(cohort.space is Samples for cohort in cohorts)
     assert sorted(int(p) for cohort in cohorts for p in cohort.places) == [0, 1, 2, 3, 4]
 
@@ -118,7 +116,7 @@ def test_the_spaces_are_really_used() -> None:
 def test_mlp_stacked_is_one_at_a_time(algorithm: Algorithm, local: Local, features: int) -> None:
     run = simulation(small_federation(features=features), MLP(features, 3, hidden=4), algorithm, local)
     assert_same(run)
-    assert_same(replace(run, take_part=3, _kept={}))
+    assert_same(replace(run, take_part=3))
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda a: type(a).__name__)
@@ -181,7 +179,7 @@ def test_a_step_by_hand() -> None:
         Local(epochs=1, l2=0.0),
     )
     expected = [1 / 8, -3 / 4, -1 / 8, 3 / 4, -1 / 4, 1 / 4]
-    assert played(run, 1).server["model"].tolist() == pytest.approx(expected)
+    assert played(run, 1).model.tolist() == pytest.approx(expected)
 
 
 def test_clipping_by_hand() -> None:
@@ -190,26 +188,32 @@ def test_clipping_by_hand() -> None:
     for model in (Softmax(4, 3), MLP(4, 3, 2)):
         run = simulation(federation, model, FedAvg(step_size=1.0), Local(epochs=1, l2=0.0, clip=1e-3))
         start, state = run.start(), played(run, 1)
-        moved = state.server["model"] - start.server["model"]
+        moved = state.model - start.model
         # both clients move by exactly 1e-3, so their average by at most that
         assert 1e-4 < float(moved.norm()) <= 1e-3 * 1.0001
+
+
+def clients_of(run: Simulation) -> list[tuple[int, ...]]:
+    """The clients of 200 rounds."""
+    state = run.start()
+    return [tuple(run.sampled(run.algorithm.at(t), replace(state, round=t)).who.tolist()) for t in range(200)]
 
 
 def test_selection() -> None:
     federation = small_federation()
     run = simulation(federation, Softmax(5, 3), FedAvg(), Local(), take_part=2)
-    chosen = [tuple(run.select(t)) for t in range(200)]
+    chosen = clients_of(run)
     assert all(len(set(who)) == 2 and list(who) == sorted(who) for who in chosen)
     assert len(set(chosen)) == 10, "every pair of five comes up"
-    assert chosen == [tuple(run.select(t)) for t in range(200)], "fixed by the seed and the round"
-    assert chosen != [tuple(replace(run, seed=4).select(t)) for t in range(200)]
+    assert chosen == clients_of(run), "fixed by the seed and the round"
+    assert chosen != clients_of(replace(run, seed=4))
 
 
 def test_weights_are_renormalised_over_those_present() -> None:
     """Without local steps worth speaking of, the average of equal models is that model, however few are present."""
     run = simulation(small_federation(), Softmax(5, 3), FedAvg(step_size=1e-12), Local(epochs=1), take_part=2)
     start = run.start()
-    torch.testing.assert_close(run.advance(start).server["model"], start.server["model"])
+    torch.testing.assert_close(run.advance(start).model, start.model)
 
 
 @pytest.mark.parametrize("take_part", [0, 6])
@@ -222,12 +226,12 @@ def test_take_part_out_of_range(take_part: int) -> None:
 def test_reproducible_to_the_bit_and_threads_only_round(model: Model) -> None:
     federation = small_federation(sizes=(9, 12, 5, 7, 20, 3, 8), features=40)
     run = simulation(federation, model, FedKin(step_size=0.2), Local(epochs=4, batch_size=4, order="shuffled"))
-    first = played(run).server["model"]
-    assert torch.equal(first, played(replace(run, _kept={})).server["model"])
+    first = played(run).model
+    assert torch.equal(first, played(replace(run)).model)
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(1 if threads > 1 else 2)
-        other = played(replace(run, _kept={})).server["model"]
+        other = played(replace(run)).model
     finally:
         torch.set_num_threads(threads)
     torch.testing.assert_close(first, other, rtol=1e-5, atol=1e-6)
@@ -238,10 +242,10 @@ def test_dropout_is_fixed_by_the_seed_and_differs_between_rounds() -> None:
         return nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 3))
 
     run = simulation(small_federation(), Module(make, (5,), 3), FedAvg(step_size=0.2), Local(epochs=1), stacked=True)
-    assert torch.equal(played(run).server["model"], played(run).server["model"])
+    assert torch.equal(played(run).model, played(run).model)
     start = run.start()
     other_round = replace(start, round=5)
-    assert not torch.equal(run.advance(start).server["model"], run.advance(other_round).server["model"])
+    assert not torch.equal(run.advance(start).model, run.advance(other_round).model)
 
 
 @pytest.mark.parametrize("features", [5, 40], ids=["plain", "samples"])
@@ -252,9 +256,9 @@ def test_device_is_honoured(features: int, kind: type[Model]) -> None:
         run = simulation(small_federation(features=features), kind(features, 3), FedKin(absent="last"), local)  # type: ignore[call-arg]
         with torch.device("meta"):
             state = played(replace(run, take_part=3), 2)
-            measured = measure(run.model, state.server["model"][None], run.federation)
-        assert state.server["model"].device.type == "cpu"
-        again = played(replace(run, take_part=3), 2).server["model"][None]
+            measured = measure(run.model, state.model[None], run.federation)
+        assert state.model.device.type == "cpu"
+        again = played(replace(run, take_part=3), 2).model[None]
         assert measured == measure(run.model, again, run.federation)
 
 

@@ -151,7 +151,7 @@ def test_a_loop_of_the_users_own_makes_the_same_steps(federation: Federation, al
     strategy = Strategy(algorithm, local, min_nodes=5)
     _, losses = lead(Direct(app, range(5)), federation, strategy=strategy)
     expected = fedkin.train(federation, algorithm, local=local, rounds=3).test_loss
-    penalty = LOCAL.l2 / 2 * float((strategy._state.server["model"] ** 2).sum())  # `lead` measures with it
+    penalty = LOCAL.l2 / 2 * float((strategy._state.model**2).sum())  # `lead` measures with it
     np.testing.assert_allclose(losses[-1] - penalty, expected[-1], atol=1e-5)
 
 
@@ -342,9 +342,9 @@ def test_a_bad_upload_costs_its_round_that_reply_and_nothing_else(
     honest = Direct(app, range(5))
     honest.faults[3] = silent
     other, _ = lead(honest, federation, rounds=1)
-    assert torch.equal(strategy._state.server["model"], other._state.server["model"])
+    assert torch.equal(strategy._state.model, other._state.model)
     whole, _ = lead(Direct(app, range(5)), federation, rounds=1)
-    assert not torch.equal(strategy._state.server["model"], whole._state.server["model"])
+    assert not torch.equal(strategy._state.model, whole._state.model)
 
 
 def test_an_error_is_traced_to_its_node(federation: Federation, tmp_path: Path) -> None:

@@ -219,7 +219,7 @@ def test_a_sparse_graph_trains_like_its_dense_twin() -> None:
         state = run.start()
         for _ in range(4):
             state = run.advance(state)
-        states.append(state.server["model"])
+        states.append(state.model)
     torch.testing.assert_close(*states)
 
 

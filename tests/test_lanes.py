@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from conftest import small_federation
+from conftest import small_federation, tensors_of
 from fedkin import run
-from fedkin.algorithms import FedAvg, FedKin, FedProx, FedSGD
+from fedkin.algorithms import FedAvg, FedKin, FedProx, FedSGD, Round
 from fedkin.algorithms.local import Local
 from fedkin.algorithms.schedules import Schedule
 from fedkin.engine.lanes import joined, key, parted, together
@@ -49,12 +49,12 @@ def test_together_is_one_by_one(model: Model, take_part: int | None, local: Loca
         state = group.advance(state)
         states = [simulation.advance(one) for simulation, one in zip(alone, states, strict=True)]
         # Going on from the parts, put together again, changes nothing.
-        state = joined(parted(state, alone))
+        state = joined(parted(state, alone), group)
     for part, one in zip(parted(state, alone), states, strict=True):
         assert part.round == one.round == 3
         assert set(part.server) == set(one.server)
-        for name in one.server:
-            torch.testing.assert_close(part.server[name], one.server[name], rtol=1e-4, atol=1e-6)
+        for name, value in tensors_of(one).items():
+            torch.testing.assert_close(tensors_of(part)[name], value, rtol=1e-4, atol=1e-6)
 
 
 def test_a_lane_that_diverges_does_not_touch_the_others() -> None:
@@ -64,8 +64,8 @@ def test_a_lane_that_diverges_does_not_touch_the_others() -> None:
     calm = together(alone).start()
     for _ in range(3):
         state, calm = together(wild).advance(state), together(alone).advance(calm)
-    assert not torch.isfinite(state.server["model"][0]).all()
-    torch.testing.assert_close(state.server["model"][1:], calm.server["model"][1:], rtol=1e-5, atol=1e-7)
+    assert not torch.isfinite(state.model[0]).all()
+    torch.testing.assert_close(state.model[1:], calm.model[1:], rtol=1e-5, atol=1e-7)
 
 
 def test_who_can_share_lanes() -> None:
@@ -76,12 +76,18 @@ def test_who_can_share_lanes() -> None:
     assert key(base) != key(replace(base, algorithm=FedKin(absent="last")))
     assert key(base) != key(replace(base, local=replace(base.local, epochs=3)))
     assert key(base) != key(replace(base, seed=5))
-    assert key(replace(base, algorithm=FedSGD())) is None
+    assert key(replace(base, algorithm=FedSGD())) == key(replace(base, algorithm=FedSGD(step_size=0.5))) != key(base)
 
     class Other(FedAvg):
         pass
 
-    assert key(replace(base, algorithm=Other())) is None, "what a class of the user's does is not known"
+    class Selective(FedAvg):
+        def select(self, server: Any, round: Round, losses: Any) -> Any:
+            return round.who[:2]
+
+    other = replace(base, algorithm=Other())
+    assert key(other) == key(replace(base, algorithm=Other(step_size=0.5))) != key(base), "its step may be another"
+    assert key(replace(base, algorithm=Selective())) is None, "lanes share their clients"
 
 
 GRID: dict[str, Any] = {

@@ -13,7 +13,7 @@ from fedkin.data.partition import split
 from fedkin.engine.simulation import Simulation, deal
 from fedkin.errors import BadInput
 from fedkin.experiments.config import Experiment, Reading, plans
-from fedkin.experiments.readings import Mislaid, read_as
+from fedkin.experiments.readings import PermutedSimulation, read_as
 from fedkin.experiments.run import Preparation
 from fedkin.graph.similarity import build_graph, message
 from fedkin.models import Softmax
@@ -33,7 +33,7 @@ def played(run: Simulation, rounds: int = 3) -> torch.Tensor:
     state = run.start()
     for _ in range(rounds):
         state = run.advance(state)
-    return state.server["model"]
+    return state.model
 
 
 def walked(run: Simulation, beta: float, l2: float, anchors: bool, averaging: bool) -> torch.Tensor:
@@ -43,7 +43,7 @@ def walked(run: Simulation, beta: float, l2: float, anchors: bool, averaging: bo
     clients = len(train)
     u = [w] * clients
     for round in range(3):
-        assert isinstance(run, Mislaid)
+        assert isinstance(run, PermutedSimulation)
         order = run.shuffled(round, clients)
         updates = [w] * clients
         for j, i in enumerate(order):
@@ -79,7 +79,7 @@ def test_a_literal_walk_through_the_published_rounds(anchors: bool, averaging: b
 
 def test_few_clients_get_their_own() -> None:
     run = simulation(FedKin(), anchors="published")
-    assert isinstance(run, Mislaid)
+    assert isinstance(run, PermutedSimulation)
     own = [(run.shuffled(round, 100) == np.arange(100)).sum() for round in range(200)]
     assert 0.8 < np.mean(own) < 1.2
     assert (run.shuffled(7, 100) == run.shuffled(7, 100)).all()  # whenever it is asked
@@ -128,7 +128,7 @@ def test_in_a_file() -> None:
     with pytest.raises(BadInput, match="reading"):
         plans({"reading": "mine"})
     run = Preparation().simulation(Experiment.model_validate({"reading": "published", "partition": {"clients": 5}}))
-    assert isinstance(run, Mislaid)
+    assert isinstance(run, PermutedSimulation)
     assert (run.anchors, run.averaging) == (True, True)
 
 

@@ -10,16 +10,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from conftest import small_federation
-from fedkin.algorithms import Algorithm, FedAvg, FedKin, FedProx, Vector
+from conftest import small_federation, tensors_of
+from fedkin.algorithms import Algorithm, FedAvg, FedKin, FedProx, Gradient, Vector, Vectors
 from fedkin.algorithms.local import Local
 from fedkin.algorithms.schedules import Schedule
 from fedkin.engine.lanes import together
 from fedkin.engine.simulation import Simulation, State
 from fedkin.engine.spaces.combination import Combination
-from fedkin.engine.spaces.samples import Batch, Fresh, Samples, batches_of, prepare
+from fedkin.engine.spaces.prepared import GramBatch, batches_of, prepare
+from fedkin.engine.spaces.samples import Fresh, Samples
 from fedkin.graph.similarity import build_graph
 from fedkin.models import MLP, Model, Softmax
+from fedkin.types import Tensors
 
 LOCAL = Local(epochs=4, batch_size=4, l2=0.05)
 MODELS: list[Model] = [Softmax(40, 3), MLP(40, 3, 4)]
@@ -40,19 +42,18 @@ def played(simulation: Simulation, rounds: int = 3) -> State:
 
 def assert_plain(run: Simulation, rounds: int = 3) -> None:
     """All rounds in sample space come to the same as plainly."""
-    quick, plain = played(run, rounds), played(replace(run, stacked=False, _kept={}), rounds)
+    quick, plain = played(run, rounds), played(replace(run, stacked=False), rounds)
     assert run._kept, "nobody was in sample space"
-    for name, value in plain.server.items():
-        torch.testing.assert_close(quick.server[name], value, rtol=1e-4, atol=2e-6)
+    assert tensors_of(quick).keys() == tensors_of(plain).keys()
+    for name, value in tensors_of(plain).items():
+        torch.testing.assert_close(tensors_of(quick)[name], value, rtol=1e-4, atol=2e-6)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Wanderer(FedKin):
     """Two gradients a step, at different mixtures of w̄ and u, of which one is another in every step."""
 
-    def step(
-        self, w: Vector, got: dict[str, Vector], memory: dict[str, Tensor], gradient: Callable[[Vector], Vector]
-    ) -> tuple[Vector, dict[str, Tensor]]:
+    def step(self, w: Vector, got: Vectors, memory: Vectors, gradient: Gradient) -> tuple[Vector, Vectors]:
         here = gradient(0.5 * w + 0.5 * got["anchor"])
         w = 0.9 * w + 0.1 * got["anchor"]  # so the next step begins at another mixture
         return w - self.step_size * (0.7 * gradient(self.beta * w + (1 - self.beta) * got["anchor"]) + 0.3 * here), {}
@@ -101,9 +102,9 @@ def left(monkeypatch: pytest.MonkeyPatch) -> Left:
     held: Left = []
     lower = Samples.lower
 
-    def noted(self: Samples, w: Combination, into: Tensor | None = None) -> Tensor:
-        held.append({"scores": self.scores, "received": self.received})
-        return lower(self, w, into)
+    def noted(self: Samples, vectors: dict[str, Any], into: Tensor | None = None) -> Tensors:
+        held.append({"scores": self.scores, "received": self.lasting})
+        return lower(self, vectors, into)
 
     monkeypatch.setattr(Samples, "lower", noted)
     return held
@@ -119,15 +120,15 @@ def scored(left: Left, run: Simulation) -> set[str]:
 def test_one_product_is_enough_to_enter(left: Left) -> None:
     assert scored(left, simulation(FedAvg(step_size=0.3))) == {"model"}
     assert scored(left, simulation(FedProx(step_size=0.3))) == {"model"}
-    assert scored(left, simulation(FedKin(step_size=0.3, beta=0.6))) == {"point"}
+    assert scored(left, simulation(FedKin(step_size=0.3, beta=0.6))) == {"point 0"}
     every = scored(left, simulation(Wanderer(step_size=0.3)))
-    assert every == {"point", "model", "anchor"}, "a product a vector, not a mixture"
+    assert every == {"point 0", "model", "anchor"}, "a product a vector, not a mixture"
 
 
 def test_rounding_does_not_make_another_mixture(left: Left) -> None:
     """With α, w̄'s scalar goes through 1 − γα + γα in every step: in the lanes of a sweep it stays the same point."""
     alone = [simulation(FedProx(step_size=0.3, alpha=0.77)), simulation(FedKin(step_size=0.1, beta=0.6))]
-    assert scored(left, together(alone)) == {"point"}
+    assert scored(left, together(alone)) == {"point 0"}
 
 
 def test_nothing_is_scored_after_the_last_step(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,9 +136,9 @@ def test_nothing_is_scored_after_the_last_step(monkeypatch: pytest.MonkeyPatch) 
     asked: list[Any] = []
     under_trail = Samples._under_trail
 
-    def counted(self: Samples, batch: Batch) -> Tensor:
+    def counted(self: Samples, trail: str, batch: GramBatch) -> Tensor:
         asked.append(batch.rows)
-        return under_trail(self, batch)
+        return under_trail(self, trail, batch)
 
     monkeypatch.setattr(Samples, "_under_trail", counted)
     run = together([simulation(FedKin(step_size=0.3, beta=beta), sizes=(6, 6, 6)) for beta in (0.5, 0.6)])
@@ -145,7 +146,7 @@ def test_nothing_is_scored_after_the_last_step(monkeypatch: pytest.MonkeyPatch) 
     (space,) = run._kept.values()
     assert space.counts == [8, 8, 8]
     assert asked == [slice(4, 6), *[slice(0, 4), slice(4, 6)] * 3]
-    assert space.ahead is None
+    assert not space.ahead
 
 
 def test_what_all_clients_share_is_not_copied(left: Left) -> None:
@@ -183,7 +184,7 @@ def test_threads_do_not_change_a_bit(clip: float | None, monkeypatch: pytest.Mon
         for count in (1, 2, 2, 2):
             torch.set_num_threads(count)
             workers.clear()
-            models.append(played(together(alone)).server["model"])
+            models.append(played(together(alone)).model)
             assert (threading.main_thread() in workers) == (count == 1)
             assert torch.get_num_threads() == count
     finally:

@@ -1,91 +1,195 @@
-"""The algorithms: FedAvg, FedProx, FedKin and FedSGD are one local rule with three knobs.
+"""The hooks of an algorithm, with FedAvg's behaviour in each.
 
-    w ← w − γ · ( ∇fᵢ( β·w + (1−β)·uᵢ ) + α·(w − w̄) )
+One round is
 
-β = 1, α = 0 is FedAvg; α > 0 is FedProx; β < 1 is the paper's algorithm, which we call FedKin: clients learn from
-their kin. A new algorithm is one small class: hyper-parameters as frozen fields, and whichever hooks it changes.
+    select → send → (at each client: begin → step × E → reply) → combine
 
-The hooks are pure: named tensors go in and come out. Tensors have the client before the last axis, (…, clients,
-parameters); axes in front of it are lanes, runs that are executed together with hyper-parameters of their own.
-The same object drives the engine and a real federation, there with a single client in the stack.
+and a new algorithm is one small class: hyper-parameters as frozen fields, and whichever hooks it changes.
+
+Hooks are pure: named tensors go in and come out. Every tensor is (…, rows, columns). Rows are the sampled clients, or
+a single one for what belongs to the server alone; columns are the P parameters, or whatever else is kept or sent. Axes
+in front are lanes: runs that are executed together, whose hyper-parameters are then tensors (L, 1, 1). So an algorithm
+that broadcasts runs as lanes. The same object drives the engine and a Flower federation, there with one client a stack.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fedkin.algorithms.local import Local
+from fedkin.algorithms.rounds import Round
 from fedkin.algorithms.schedules import Schedule
 from fedkin.errors import BadInput
-from fedkin.graph.similarity import SimilarityGraph
-from fedkin.types import Tensors
+from fedkin.types import Integers, Tensors
 
-Hyper = Any  # a float, a Schedule over rounds, or (inside the engine) a tensor with an entry a lane
-Vector = Any  # parameters of a stack of clients: anything with + − and × by a hyper-parameter
-Who = NDArray[np.int64]
+Hyper = float | Schedule | Tensor  # in a round a float, or (L, 1, 1) with an entry a lane
+ServerState = dict[str, Any]  # tensors (…, 1, q), and `ClientRows`
+
+
+class Vector(Protocol):
+    """Parameters of a stack of clients, in whichever space local steps are computed: + and −, × and ÷ by scalars."""
+
+    def __add__(self, other: Any, /) -> Any: ...
+    def __sub__(self, other: Any, /) -> Any: ...
+    def __neg__(self) -> Any: ...
+    def __mul__(self, scalar: Any, /) -> Any: ...
+    def __rmul__(self, scalar: Any, /) -> Any: ...
+    def __truediv__(self, scalar: Any, /) -> Any: ...
+
+
+Vectors = Mapping[str, Vector]
+Gradient = Callable[[Vector], Vector]
+
+
+class Losses(Protocol):
+    """Cross-entropy of models on the training samples of the clients at hand, without the L2 penalty."""
+
+    def __call__(self, models: Tensor) -> Tensor:
+        """Of every sample under its client's model: (…, m, P) to (…, m, n); 0 where a client has fewer samples."""
+
+    def mean(self, models: Tensor) -> Tensor:
+        """fᵢ of each client's model: (…, m, P) to (…, m, 1)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Algorithm:
-    """The family, with FedAvg's behaviour in every hook that a member does not change.
+    """The base of all algorithms: FedAvg in every hook that a subclass does not change.
 
     step_size  γ > 0, a number or a schedule
+
+    Fields are what TOML and lanes see. A field with a float as its default is a hyper-parameter: a number or a
+    schedule, and lanes may differ in it. Fields of other types (words, integers) are the same in all lanes.
     """
 
     step_size: Hyper = 1e-3
     neutral: ClassVar[Mapping[str, float]] = {}  # values of its knobs at which it is FedAvg, the main knob first
-    alpha: ClassVar[Hyper] = 0.0
-    beta: ClassVar[Hyper] = 1.0
 
     def __post_init__(self) -> None:
         check_range(self.step_size, "step_size", above=0)
 
+    # -- before the rounds ---------------------------------------------------------------------------------------------
+
     def at(self, round: int) -> Self:
-        """The algorithm as it is in one round: every schedule replaced by its value there."""
-        now = {f.name: v(round) for f in fields(self) if isinstance(v := getattr(self, f.name), Schedule)}
+        """The algorithm in one round: every schedule replaced by its value there."""
+        now: dict[str, Any] = {
+            f.name: v(round) for f in fields(self) if isinstance(v := getattr(self, f.name), Schedule)
+        }
         return replace(self, **now) if now else self
 
+    def general(self) -> "Algorithm":
+        """The same algorithm as a member of a larger class, so that runs of several classes can be lanes together."""
+        return self
+
     def work(self, local: Local) -> Local:
-        """The local work of a round, given what was asked for."""
+        """The local work of a round, given the configured one."""
         return local
 
-    def start(self, model: Tensor, clients: int) -> Tensors:
-        """The server's state before the first round, from the first global model w̄ (…, P)."""
+    # -- at the server -------------------------------------------------------------------------------------------------
+
+    def start(self, model: Tensor, clients: int) -> ServerState:
+        """The server's state before the first round, from the first global model w̄ (…, 1, P)."""
         return {"model": model}
 
-    def remember(self, model: Tensor, clients: int) -> Tensors:
-        """What the clients keep to themselves between rounds, at the start: tensors (…, C, …), or nothing."""
+    def select(self, server: ServerState, round: Round, losses: Callable[[Tensor, Integers], Tensor]) -> Integers:
+        """The clients of a round, ascending: M of those available, at random.
+
+        `losses(model, who)` asks clients for fᵢ(model): (…, 1, P) to (…, len(who), 1). It takes an exchange of its own.
+        """
+        if round.take_part is None or round.take_part >= len(round):
+            return round.who
+        return round.who[np.sort(round.random("select").choice(len(round), round.take_part, replace=False))]
+
+    def send(self, server: ServerState, round: Round) -> Tensors:
+        """What each sampled client receives: `model`, where its steps begin, and whatever else, (…, m, q)."""
+        return {"model": round.spread(server["model"])}
+
+    def combine(self, server: ServerState, replies: Tensors, round: Round) -> ServerState:
+        """The server's next state from the replies (…, m, q): w̄ ← Σ pᵢ wᵢ."""
+        return {"model": round.average(replies["model"])}
+
+    # -- at a client ---------------------------------------------------------------------------------------------------
+
+    def remember(self, model: Tensor) -> Tensors:
+        """What a client keeps to itself between rounds, before its first: tensors (…, 1, q), or nothing."""
         return {}
 
-    def send(self, server: Tensors, graph: SimilarityGraph, who: Who) -> Tensors:
-        """What each of the chosen clients receives: tensors (…, len(who), P)."""
-        model = server["model"].unsqueeze(-2)
-        return {"model": model.expand(*model.shape[:-2], len(who), -1)}
+    def begin(self, got: Tensors, memory: Tensors, losses: Losses) -> tuple[Tensors, Tensors]:
+        """A client looks at what it received before its first step: what it works with, and its memory.
 
-    def step(
-        self, w: Vector, got: dict[str, Vector], memory: Tensors, gradient: Callable[[Vector], Vector]
-    ) -> tuple[Vector, Tensors]:
-        """One local step. `gradient(v)` is ∇fᵢ(v) on the batch at hand, with the L2 penalty, clipped."""
-        u = got.get("anchor", got["model"])
-        w = w - self.step_size * (gradient(self.beta * w + (1 - self.beta) * u) + self.alpha * (w - got["model"]))
-        return w, memory
+        The steps begin at the `model` that is returned.
+        """
+        return got, memory
 
-    def reply(self, w: Tensor, got: Tensors, memory: Tensors, steps: Tensor) -> Tensors:
-        """What each client sends back after its steps: tensors (…, len(who), P)."""
-        return {"model": w}
+    def step(self, w: Vector, got: Vectors, memory: Vectors, gradient: Gradient) -> tuple[Vector, Vectors]:
+        """One local step w ← w − γ ∇fᵢ(w), and the memory after it.
 
-    def combine(self, server: Tensors, replies: Tensors, who: Who, p: Tensor) -> Tensors:
-        """The server's new state. `p` are the weights of those present, summing to 1: w̄ ← Σ pᵢ wᵢ."""
-        return {"model": average(p, replies["model"])}
+        `gradient(v)` is ∇fᵢ(v) on the batch at hand, with the L2 penalty, clipped. It may be asked for at any point,
+        and more than once. Vectors are never changed in place.
+        """
+        return w - self.step_size * gradient(w), memory
+
+    def reply(self, w: Tensor, got: Tensors, memory: Tensors, steps: Tensor) -> tuple[Tensors, Tensors]:
+        """What each client sends back after its steps, and what it keeps: tensors (…, m, q). `steps` is (m, 1)."""
+        return {"model": w}, memory
+
+    # -- the clients' own models ---------------------------------------------------------------------------------------
+
+    def own(self, got: Tensors, memory: Tensors) -> Tensor:
+        """The model that each client itself uses, (…, m, P), from what it would receive now and what it keeps."""
+        return got["model"]
+
+    def adaptation(self, local: Local) -> tuple["Algorithm", Local] | None:
+        """Steps that a client takes from its own model before it uses it: by which algorithm, and how many."""
+        return None
+
+    @property
+    def is_personal(self) -> bool:
+        """Whether clients use models of their own."""
+        kind = type(self)
+        return kind.own is not Algorithm.own or kind.adaptation is not Algorithm.adaptation
 
 
-def average(p: Tensor, models: Tensor) -> Tensor:
-    """Σ pᵢ wᵢ over the client axis: (m,) and (…, m, P) to (…, P)."""
-    return p @ models
+class NoSamples:
+    """Losses where there are no samples: for a trial of `begin` that only shows names and shapes."""
+
+    def __call__(self, models: Tensor) -> Tensor:
+        return models.new_zeros(*models.shape[:-1], 1)
+
+    def mean(self, models: Tensor) -> Tensor:
+        return models.new_zeros(*models.shape[:-1], 1)
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """The names and shapes (q,) of what a client works with, keeps and replies in a round."""
+
+    got: dict[str, tuple[int, ...]]
+    memory: dict[str, tuple[int, ...]]
+    reply: dict[str, tuple[int, ...]]
+    kept: dict[str, tuple[int, ...]]
+
+
+def trial(algorithm: Algorithm, got: Tensors, memory: Tensors) -> Exchange:
+    """Try out what one client, the first, would send and keep. No step is taken."""
+
+    def first(tensors: Tensors) -> Tensors:
+        return {name: value[..., :1, :] for name, value in tensors.items()}
+
+    def shapes(tensors: Tensors) -> dict[str, tuple[int, ...]]:
+        return {name: tuple(value.shape[-1:]) for name, value in tensors.items()}
+
+    got, memory = algorithm.begin(first(got), first(memory), NoSamples())
+    sent, kept = algorithm.reply(got["model"], got, memory, got["model"].new_ones(1, 1))
+    return Exchange(shapes(got), shapes(memory), shapes(sent), shapes(kept))
+
+
+def is_hyper(algorithm: type[Algorithm], name: str) -> bool:
+    """Whether a field is a hyper-parameter, in which lanes may differ."""
+    (found,) = (f for f in fields(algorithm) if f.name == name)
+    return isinstance(found.default, float | Schedule) or found.type in (Hyper, float, "Hyper", "float")
 
 
 def check_range(

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from fedkin.errors import BadInput
 
@@ -37,9 +38,10 @@ class Local:
                 raise BadInput(f"{name} = {value} is out of range: it must be at least 1")
         if self.order not in ORDERS:
             raise BadInput(f"unknown order '{self.order}': choose {' or '.join(ORDERS)}")
-        if not (math.isfinite(self.l2) and self.l2 >= 0):
+        # Tensors are of lanes, whose values were checked one by one.
+        if not isinstance(self.l2, Tensor) and not (math.isfinite(self.l2) and self.l2 >= 0):
             raise BadInput(f"l2 = {self.l2:g} is out of range: it must be at least 0")
-        if self.clip is not None and not self.clip > 0:
+        if self.clip is not None and not isinstance(self.clip, Tensor) and not self.clip > 0:
             raise BadInput(f"clip = {self.clip:g} is out of range: it must be above 0")
 
     def batches(self, samples: int, rng: np.random.Generator) -> list[NDArray[np.int64]]:

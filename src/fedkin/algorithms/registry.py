@@ -1,9 +1,12 @@
 """Algorithms by name: one of ours, or `package.module:Class` for one of your own."""
 
 import importlib
+from dataclasses import fields
+from typing import Any
 
 from fedkin.algorithms.base import Algorithm
 from fedkin.algorithms.family import FedAvg, FedKin, FedProx, FedSGD
+from fedkin.algorithms.schedules import Schedule
 from fedkin.errors import BadInput, nearest
 
 # In the order in which reports list them.
@@ -31,6 +34,17 @@ def name_of(algorithm: Algorithm) -> str:
     kind = type(algorithm)
     known = next((name for name, known in ALGORITHMS.items() if known is kind), None)
     return known or f"{kind.__module__}:{kind.__qualname__}"
+
+
+def settings_of(algorithm: Algorithm) -> dict[str, Any]:
+    """The fields of an algorithm as they are written in a configuration."""
+    return {f.name: _written(getattr(algorithm, f.name)) for f in fields(algorithm)}
+
+
+def _written(value: Any) -> Any:
+    if isinstance(value, Schedule):
+        return {"from": value.start, "to": value.end, "over": value.over, "shape": value.shape}
+    return value
 
 
 def label_of(name: str) -> str:

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import Any, NoReturn
 
 from fedkin.errors import BadInput
 
@@ -51,3 +52,8 @@ class Schedule:
         elif self.shape == "step":
             s = math.floor(s)
         return self.start + s * (self.end - self.start)
+
+    def _refused(self, *_: Any) -> NoReturn:
+        raise TypeError("a schedule has no value outside a round: use algorithm.at(round), whose fields are numbers")
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = __neg__ = _refused

@@ -121,7 +121,7 @@ def everyone_has_sent(simulation: Simulation, state: State) -> State:
     """
     clients = len(simulation.federation.train)
     p = torch.full((clients,), 1 / clients)
-    models = state.server["model"].expand(clients, -1).clone()
+    models = state.model.expand(clients, -1).clone()
     return State(simulation.algorithm.combine(state.server, {"model": models}, np.arange(clients), p), state.memory)
 
 

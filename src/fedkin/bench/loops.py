@@ -59,7 +59,7 @@ class Engine:
     @property
     def global_model(self) -> Tensor:
         """Of the first run."""
-        return self.states[0].server["model"]
+        return self.states[0].model
 
 
 def engine(work: Work, federation: Federation) -> Competitor:
@@ -90,7 +90,7 @@ def _start(work: Work, federation: Federation) -> nn.Module:
     """The net with the engine's first model in it."""
     net = work.net()
     net(torch.zeros(2, *work.shape))  # fills in the lazy layers
-    vector_to_parameters(work.simulation(federation).start().server["model"], net.parameters())
+    vector_to_parameters(work.simulation(federation).start().model, net.parameters())
     return net
 
 

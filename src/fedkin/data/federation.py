@@ -76,6 +76,7 @@ class Federation:
     shift: Tensor
     scale: Tensor
     name: str = "federation"
+    paired: bool = False
 
     def __post_init__(self) -> None:
         for part, clients in (("training", self.train), ("testing", self.test)):

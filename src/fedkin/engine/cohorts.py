@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from fedkin.algorithms.local import Local
 from fedkin.engine.spaces.fused import Fused
 from fedkin.engine.spaces.plain import Plain
-from fedkin.engine.spaces.samples import FEW, Samples, cost, samples_pay
+from fedkin.engine.spaces.samples import FEW, Samples
 from fedkin.models import Layered, Model, Softmax
 
 # A cohort holds at most this many numbers (4 bytes each) that every step goes through, so that they stay in the cache:
@@ -29,11 +29,33 @@ MUCH, FEWEST_ROWS = 1e9, 3
 Where = type[Plain] | type[Samples]
 
 
+def cost(local: Local, samples: int, features: int, in_samples: bool) -> float:
+    """The products of a client's round for each output of the first layer.
+
+    With E passes over n samples: 2·E·n·D plainly; in sample space E·n² for the steps and 2·n·D to enter and to leave.
+    """
+    passes = 1 if local.steps else local.epochs
+    return samples * (passes * samples + 2 * features if in_samples else 2 * passes * features)
+
+
+def samples_pay(local: Local, samples: int, model: Model, kept: bool) -> bool:
+    """Whether a client's round takes fewer products in `Samples` than in `Plain`.
+
+    The Gram matrix counts n²·D, for all outputs together, unless it is kept from round to round.
+    """
+    if not isinstance(model, Layered):
+        return False
+    features = model.first.inputs
+    gram = 0.0 if kept else samples**2 * features / model.first.outputs
+    return cost(local, samples, features, in_samples=True) + gram < cost(local, samples, features, in_samples=False)
+
+
 @dataclass(frozen=True)
 class Steps:
     """What the local steps of a round are like, as far as it decides where they are taken.
 
-    gradients  how many a step takes; 0 if it is more than linear combinations of vectors
+    linear     whether a step takes linear combinations of vectors and gradients only
+    tracks     whether each vector that changes takes one gradient a step, at a point of its own
     lanes      how many runs take them together
     returning  whether the same clients come in every round,
     repeated   and with the same batches
@@ -42,7 +64,8 @@ class Steps:
     model: Model
     local: Local
     device: torch.device
-    gradients: int
+    linear: bool
+    tracks: bool
     lanes: int
     returning: bool
     repeated: bool
@@ -50,7 +73,7 @@ class Steps:
     def spaces(self, sizes: Sequence[int]) -> dict[int, Where]:
         """Where clients with so many samples work."""
         model = self.model
-        if not self.gradients:
+        if not self.linear:
             return dict.fromkeys(sizes, Plain)
         if not isinstance(model, Layered):
             return dict.fromkeys(sizes, Fused)
@@ -62,7 +85,7 @@ class Steps:
         """Whether compiled steps do what is asked, and are worth loading."""
         if not isinstance(self.model, Softmax) or self.device.type != "cpu":
             return False
-        if self.gradients > 1 or self.local.clip is not None or not (self.returning and self.repeated):
+        if not self.tracks or self.local.clip is not None or not (self.returning and self.repeated):
             return False
         work = sum(cost(self.local, n, self.model.first.inputs, in_samples=True) for n in sizes) * self.model.classes
         return work > MUCH and self.lanes * (self.model.classes - 1) >= FEWEST_ROWS
@@ -80,9 +103,12 @@ def compiled_samples() -> type[Samples]:
 
 @dataclass(frozen=True)
 class Cohort:
-    """Clients that are processed together: their places among those present, where they work, and how long about.
+    """Clients that are processed together.
 
-    steps  how many the one with the most samples takes
+    places  their places among the sampled clients
+    space   where they work
+    steps   how many the one with the most samples takes
+    cost    about how long it takes, in products
     """
 
     places: NDArray[np.int64]

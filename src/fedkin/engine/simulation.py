@@ -1,12 +1,14 @@
 """The engine: rounds of a simulated federation.
 
-One round is  select → send → step × E → reply → checks → combine.  What belongs to every algorithm is here, once:
-the L2 penalty, gradient clipping, clients with different numbers of steps, sampling of clients. An algorithm never
-sees more than stacked tensors, and the engine never asks which algorithm it is.
+One round is  select → send → (begin → step × E → reply) → combine.  What belongs to every algorithm is here, once: the
+L2 penalty, gradient clipping, clients with different numbers of steps, sampling of clients. An algorithm never sees
+more than stacked tensors, and the engine never asks which algorithm it is.
 
 Clients are processed in cohorts (`fedkin.engine.cohorts`), each in the space where its steps are cheapest.
 """
 
+import contextlib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -14,56 +16,67 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from fedkin.algorithms import Algorithm
-from fedkin.algorithms.local import Local
+from fedkin.algorithms import Algorithm, ClientRows, Lanes, Local, Round, ServerState, trial
+from fedkin.algorithms.rounds import PURPOSES
 from fedkin.buffers import room
 from fedkin.data.federation import Federation
 from fedkin.engine.cohorts import Cohort, Steps, Where, cohorts_of
-from fedkin.engine.spaces.plain import Plain, Space, is_run
-from fedkin.engine.spaces.samples import Samples, Script, prepare
+from fedkin.engine.local_work import SampleLosses, batches_of_client, script_of, take_steps
+from fedkin.engine.spaces.plain import Plain, is_run
+from fedkin.engine.spaces.prepared import prepare
+from fedkin.engine.spaces.samples import Samples
+from fedkin.engine.spaces.script import Script
 from fedkin.errors import BadInput
 from fedkin.graph.similarity import SimilarityGraph
 from fedkin.models import Layered, Model, seeded
-from fedkin.types import Tensors
-
-# Purposes of random numbers: every draw is keyed by (seed, purpose, …), so that no draw depends on how many came
-# before it. That is what makes a resumed run equal an uninterrupted one.
-SELECT, BATCHES, NOISE = 101, 102, 103
+from fedkin.types import Floats, Integers, Tensors
 
 
 @dataclass(frozen=True)
 class State:
-    """Where a run stands: `round` rounds are done."""
+    """Where a run stands: `round` rounds are done.
 
-    server: Tensors
-    memory: Tensors = field(default_factory=dict)
+    server  the server's state, by name
+    memory  what clients keep to themselves, by name
+    spaces  in which space the clients of the last round worked, and how many
+    """
+
+    server: ServerState
+    memory: dict[str, Any] = field(default_factory=dict)
     round: int = 0
+    spaces: dict[str, int] = field(default_factory=dict, compare=False)
+
+    @property
+    def model(self) -> Tensor:
+        """The global model w̄, (…, P)."""
+        model: Tensor = self.server["model"]
+        return model.squeeze(-2)
 
 
 @dataclass(frozen=True)
 class Simulation:
     """Everything that stays the same over the rounds of a run.
 
-    weights    p, by which the server averages, (C,); renormalised over those present
-    take_part  M, how many clients take part in a round, drawn at random (None: all)
+    weights    p, by which the server averages, (C,); renormalised over the sampled clients
+    take_part  M, how many clients are sampled for a round (None: all)
     stacked    False takes one client at a time, plainly: slower, and the oracle in the tests
     """
 
     federation: Federation
     model: Model
-    algorithm: Algorithm
+    algorithm: Algorithm | Lanes
     graph: SimilarityGraph
-    weights: NDArray[np.float64]
+    weights: Floats
     local: Local = field(default_factory=Local)
     take_part: int | None = None
     seed: int = 0
     stacked: bool = True
-    _kept: dict[bytes, Samples] = field(default_factory=dict, repr=False, compare=False)
-    _scripts: list[Script] = field(default_factory=list, repr=False, compare=False)
-    _tried: dict[type[Algorithm], int] = field(default_factory=dict, repr=False, compare=False)
+    # What was made for earlier rounds. A simulation with another federation or model begins without.
+    _kept: dict[bytes, Samples] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _scripts: list[Script] = field(default_factory=list, init=False, repr=False, compare=False)
+    _trial: list[tuple[Any, ...]] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         clients = len(self.federation.train)
@@ -73,7 +86,7 @@ class Simulation:
             )
 
     @property
-    def all_present(self) -> bool:
+    def all_sampled(self) -> bool:
         """Whether every client takes part in every round."""
         return self.take_part is None or self.take_part == len(self.federation.train)
 
@@ -84,64 +97,89 @@ class Simulation:
 
     def start(self) -> State:
         """The state before the first round."""
-        model = self.model.start(self.seed).to(self.device)
-        clients = len(self.federation.train)
-        return State(self.algorithm.start(model, clients), self.algorithm.remember(model, clients))
+        algorithm, model = self.algorithm.at(0), self.model.start(self.seed).to(self.device)[None]
+        if isinstance(self.algorithm, Lanes):
+            model = model.expand(len(self.algorithm), 1, -1).contiguous()
+        memory = {name: ClientRows(value) for name, value in algorithm.remember(model).items()}
+        return State(algorithm.start(model, len(self.federation.train)), memory)
 
     def advance(self, state: State) -> State:
         """One round."""
         algorithm = self.algorithm.at(state.round)
-        local = algorithm.work(self.local)
-        who = self.select(state.round)
-        got = self.sent(algorithm, state, who)
+        round = self.sampled(algorithm, state)
+        got = self.sent(algorithm, state, round)
+        memory = {name: rows.at(round.who) for name, rows in state.memory.items()}
+        replies, kept, spaces = self.work(algorithm, algorithm.work(self.local), round, got, memory)
+        memory = {name: state.memory[name].updated(round.who, value) for name, value in kept.items()}
+        server = algorithm.combine(state.server, replies, round)
+        return State(server, {**state.memory, **memory}, state.round + 1, spaces)
+
+    def sampled(self, algorithm: Algorithm, state: State) -> Round:
+        """The round about the clients that the algorithm selects."""
+        everyone = np.arange(len(self.federation.train))
+        round = Round(
+            *(state.round, everyone, self.weights / self.weights.sum(), self.graph),
+            clients=len(everyone),
+            take_part=self.take_part,
+            seed=self.seed,
+        )
+        who = algorithm.select(state.server, round, self._losses_at)
+        return round.of(who, self.weights[who])
+
+    def _losses_at(self, model: Tensor, who: Integers) -> Tensor:
+        """fᵢ(model) of clients: (…, 1, P) to (…, len(who), 1)."""
+        models = model.expand(*model.shape[:-2], len(who), -1)
+        return SampleLosses(self.model, self.federation.train, who).mean(models)
+
+    def sent(self, algorithm: Algorithm, state: State, round: Round) -> Tensors:
+        """What the sampled clients receive."""
+        return algorithm.send(state.server, round)
+
+    def work(
+        self, algorithm: Algorithm, local: Local, round: Round, got: Tensors, memory: Tensors
+    ) -> tuple[Tensors, Tensors, dict[str, int]]:
+        """The local work of the sampled clients: their replies, what they keep, and in which spaces they worked."""
         replies: Tensors = {}
+        kept: Tensors = {}
         models = room(got["model"], *got["model"].shape)  # those that clients end with
-        memory = {name: value.clone() for name, value in state.memory.items()}
-        cohorts = list(self._cohorts(algorithm, local, got, who, memory))
-        script = self._script(algorithm, local, got, cohorts)
+        names = trial(algorithm, got, memory)
+        cohorts = list(self._cohorts(algorithm, local, got, names.got, names.memory, round.who))
+        script = self._script(algorithm, local, names.got, names.memory, cohorts)
+        looks = type(algorithm).begin is not Algorithm.begin
 
         def work(cohort: Cohort) -> None:
             """The local work of a cohort, which writes its own rows of what all send back."""
-            clients = who[cohort.places]
+            clients = round.who[cohort.places]
             places = as_slice(cohort.places)  # of neighbours a view, not a copy
             into = models[..., places, :] if isinstance(places, slice) else None
-            mine = {name: at_places(value, places, len(clients)) for name, value in got.items()}
-            own = {name: value[..., clients, :] for name, value in memory.items()}
-            space = self._space(local, clients, cohort.space, state.round)
+            mine, own = (
+                {name: at_places(value, places, len(clients)) for name, value in tensors.items()}
+                for tensors in (got, memory)
+            )
+            if looks:
+                mine, own = algorithm.begin(mine, own, SampleLosses(self.model, self.federation.train, clients))
+            space = self._space(local, clients, cohort.space, round)
             if isinstance(space, Samples) and script:
-                w = space.play(script, mine, into)
+                lowered = space.play(script, mine, own, into)
+                w, own = lowered.pop("w"), lowered
             else:
                 w, own = take_steps(algorithm, space, mine, own, max(space.counts))
-            steps = torch.tensor(space.counts, device=self.device)
-            for name, value in algorithm.reply(w, mine, own, steps).items():
-                new = models if value is w else value.new_empty(*value.shape[:-2], len(who), value.shape[-1])
-                whole = replies.setdefault(name, new)
-                if whole is not models or value is not into:  # else it is there already
-                    whole[..., places, :] = value
-            for name, value in own.items():
-                memory[name][..., clients, :] = value
+            steps = torch.tensor(space.counts, dtype=w.dtype, device=self.device).unsqueeze(-1)
+            sent, own = algorithm.reply(w, mine, own, steps)
+            for whole, part in ((replies, sent), (kept, own)):
+                for name, value in part.items():
+                    if name not in whole:  # two threads may both make it: the first one's stays
+                        shape = (*value.shape[:-2], len(round), value.shape[-1])
+                        whole.setdefault(name, models if value is w and whole is replies else room(value, *shape))
+                    if whole[name] is not models or value is not into:  # else it is there already
+                        whole[name][..., places, :] = value
 
-        with seeded(torch_seed(self.seed, NOISE, state.round)):
+        with seeded(torch_seed(self.seed, PURPOSES["noise"], round.number)):
             self._each(work, cohorts)
-        present = self.present_weights(state.round, who)
-        p = torch.as_tensor(present / present.sum(), dtype=torch.float32, device=self.device)
-        return State(algorithm.combine(state.server, replies, who, p), memory, state.round + 1)
-
-    def sent(self, algorithm: Algorithm, state: State, who: NDArray[np.int64]) -> Tensors:
-        """What those present receive."""
-        return algorithm.send(state.server, self.graph, who)
-
-    def present_weights(self, round: int, who: NDArray[np.int64]) -> NDArray[np.float64]:
-        """The weight of each of those present in the average, not yet summing to 1."""
-        return self.weights[who]
-
-    def select(self, round: int) -> NDArray[np.int64]:
-        """The clients of a round, ascending."""
-        clients = len(self.federation.train)
-        if self.all_present:
-            return np.arange(clients)
-        rng = np.random.default_rng([self.seed, SELECT, round])
-        return np.sort(rng.choice(clients, self.take_part, replace=False))
+        spaces: Counter[str] = Counter()
+        for cohort in cohorts:
+            spaces[cohort.space.name] += len(cohort.places)
+        return replies, kept, dict(spaces)
 
     def _each(self, work: Callable[[Cohort], None], cohorts: list[Cohort]) -> None:
         """Do the work of every cohort.
@@ -165,69 +203,69 @@ class Simulation:
             torch.set_num_threads(threads)
 
     def _cohorts(
-        self, algorithm: Algorithm, local: Local, got: Tensors, who: NDArray[np.int64], memory: Tensors
+        self, algorithm: Algorithm, local: Local, got: Tensors, received: Any, memory: Any, who: Integers
     ) -> Iterator[Cohort]:
-        """Group those present."""
+        """Group the sampled clients. `received` and `memory` are the names of what they work with."""
         sizes = self.federation.train.sizes[who].tolist()
         if not self.stacked:
             return (Cohort(np.array([place]), Plain, local.count(n), n) for place, n in enumerate(sizes))
+        script = self._tried(algorithm, received, memory)
         steps = Steps(
             *(self.model, local, self.device),
-            gradients=0 if memory else self._gradients(algorithm, got),
+            linear=script is not None,
+            tracks=script is not None and script.tracks() is not None,
             lanes=len(got["model"]) if got["model"].dim() == 3 else 1,
-            returning=self.all_present,
+            returning=self.all_sampled,
             repeated=local is self.local and local.order == "fixed",
         )
         return cohorts_of(sizes, self.federation.features, steps)
 
-    def _gradients(self, algorithm: Algorithm, got: Tensors) -> int:
-        """How many gradients a step takes; 0 if it takes more than + and − of vectors and × by scalars.
+    def _tried(self, algorithm: Algorithm, received: Any, memory: Any) -> Script | None:
+        """Two steps on names alone; None if a step takes more than + and − of vectors and × by scalars.
 
-        That is tried out once, on names alone. A step that is simply wrong fails here too; taken plainly, its error
-        says what is wrong with it.
+        A step that is simply wrong fails here too; taken plainly, its error says what is wrong with it.
         """
-        kind = type(algorithm)
-        if kind not in self._tried:
-            script = Script(algorithm, Local(), self.device)
-            try:
-                take_steps(algorithm, script, got, {}, 1)
-                self._tried[kind] = script.gradients
-            except Exception:
-                self._tried[kind] = 0
-        return self._tried[kind]
+        names = set(received), set(memory)
+        if not (self._trial and self._trial[0][0] is algorithm and self._trial[0][1] == names):
+            script: Script | None = None
+            with contextlib.suppress(Exception):
+                script = script_of(algorithm, Local(), self.device, received, memory, 2)
+            self._trial[:] = [(algorithm, names, script)]
+        found: Script | None = self._trial[0][2]
+        return found
 
-    def _script(self, algorithm: Algorithm, local: Local, got: Tensors, cohorts: list[Cohort]) -> Script | None:
-        """The steps of those in sample space, written down as far as the one with the most takes them.
+    def _script(
+        self, algorithm: Algorithm, local: Local, received: Any, memory: Any, cohorts: list[Cohort]
+    ) -> Script | None:
+        """The steps of the clients in sample space, written down as far as the one with the most takes them.
 
         It is the same in every round, unless the algorithm is not.
         """
         steps = max((cohort.steps for cohort in cohorts if issubclass(cohort.space, Samples)), default=0)
         if not steps or local.clip is not None:
             return None
-        if not (self._scripts and self._scripts[0].fits(algorithm, local, got.keys(), steps)):
-            script = Script(algorithm, local, self.device)
-            take_steps(algorithm, script, got, {}, steps)
-            self._scripts[:] = [script]
+        if not (self._scripts and self._scripts[0].fits(algorithm, local, received, memory, steps)):
+            self._scripts[:] = [script_of(algorithm, local, self.device, received, memory, steps)]
         return self._scripts[0]
 
-    def _space(self, local: Local, clients: NDArray[np.int64], space: Where, round: int) -> Plain | Samples:
+    def _space(self, local: Local, clients: Integers, space: Where, round: Round) -> Plain | Samples:
         """Where a cohort works. In sample space much is the same in every round, and kept if the cohort comes again."""
         train, key = self.federation.train, clients.tobytes()
         kept = self._kept.get(key)
         if type(kept) is space and kept.local is local and local.order == "fixed":
             return kept
-        dealt = [deal(local, int(train.sizes[i]), self.seed, round, int(i)) for i in clients]
+        batches = [batches_of_client(local, int(train.sizes[i]), self.seed, round.number, int(i)) for i in clients]
         if not issubclass(space, Samples):
-            return space(self.model, local, train, clients, dealt)
+            return space(self.model, local, train, clients, batches)
         assert isinstance(self.model, Layered)
         ready = kept.ready if type(kept) is Samples else prepare(train, clients, self.federation.classes)
-        made = space(self.model, local, ready, dealt)
-        if self.all_present:
+        made = space(self.model, local, ready, batches)
+        if self.all_sampled:
             self._kept[key] = made
         return made
 
 
-def as_slice(places: NDArray[np.int64]) -> Any:
+def as_slice(places: Integers) -> Any:
     """Places that follow each other as a slice, others as they are."""
     return slice(int(places[0]), int(places[-1]) + 1) if is_run(places) else places
 
@@ -235,23 +273,6 @@ def as_slice(places: NDArray[np.int64]) -> Any:
 def at_places(value: Tensor, places: Any, count: int) -> Tensor:
     """What the clients in these places received; a view where all received the same, as everybody's w̄."""
     return value[..., :count, :] if value.stride(-2) == 0 else value[..., places, :]
-
-
-def deal(local: Local, samples: int, seed: int, round: int, client: int) -> list[NDArray[np.int64]]:
-    """The batches of one client's round, drawn under a key of its own: the same wherever the client is."""
-    return local.batches(samples, np.random.default_rng([seed, BATCHES, round, client]))
-
-
-def take_steps(algorithm: Algorithm, space: Space, got: Tensors, memory: Tensors, steps: int) -> tuple[Tensor, Tensors]:
-    """The local loop, the only one there is: from w = w̄, so many steps in a space; then back to parameters."""
-    vectors = space.lift(got)
-    w = vectors["model"]
-    with np.errstate(all="ignore"):  # a lane that diverges does so in silence
-        for k in range(steps):
-            new, new_memory = algorithm.step(w, vectors, memory, space.gradient(k))
-            w = space.settle(k, new, w)
-            memory = {name: space.settle(k, value, memory[name]) for name, value in new_memory.items()}
-        return space.lower(w), memory
 
 
 def torch_seed(*parts: int) -> int:

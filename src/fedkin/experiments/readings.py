@@ -23,62 +23,51 @@ samples a client.
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
-from fedkin.algorithms import Algorithm, FedKin, FedProx
+from fedkin.algorithms import Algorithm, FedKin, FedProx, Round
 from fedkin.algorithms.local import Local
 from fedkin.engine.simulation import Simulation, State
 from fedkin.experiments.config import Reading
-from fedkin.types import Tensors
-
-SHUFFLE = 104  # purpose of random numbers, beside those of the engine
+from fedkin.types import Integers, Tensors
 
 
 @dataclass(frozen=True)
-class Mislaid(Simulation):
+class PermutedSimulation(Simulation):
     """Rounds in which the list of clients is shuffled, but not what goes with them.
 
-    With the clients in the order s(1), s(2), …, client s(j) is handed u_j, and model w_j is averaged with the weight of
+    With the clients in the order s(1), s(2), …, client s(j) receives u_j, and model w_j is averaged with the weight of
     client s(j): one client in C gets its own.
     """
 
     anchors: bool = False
     averaging: bool = False
 
-    def shuffled(self, round: int, count: int) -> NDArray[np.int64]:
-        """The order s of a round's clients."""
-        return np.random.default_rng([self.seed, SHUFFLE, round]).permutation(count)
+    def sampled(self, algorithm: Algorithm, state: State) -> Round:
+        round = super().sampled(algorithm, state)
+        return round.of(round.who, self.weights[round.who][permutation(round)]) if self.averaging else round
 
-    def sent(self, algorithm: Algorithm, state: State, who: NDArray[np.int64]) -> Tensors:
-        """Client s(j) receives u_j."""
-        got = super().sent(algorithm, state, who)
+    def sent(self, algorithm: Algorithm, state: State, round: Round) -> Tensors:
+        got = super().sent(algorithm, state, round)
         if self.anchors and "anchor" in got:
-            got["anchor"] = got["anchor"][..., np.argsort(self.shuffled(state.round, len(who))), :]
+            got["anchor"] = got["anchor"][..., np.argsort(permutation(round)), :]
         return got
 
-    def present_weights(self, round: int, who: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Model w_j counts with the weight of client s(j)."""
-        p = super().present_weights(round, who)
-        return p[self.shuffled(round, len(who))] if self.averaging else p
+
+def permutation(round: Round) -> Integers:
+    """The order s of a round's clients."""
+    return round.random("shuffle").permutation(len(round))
 
 
 def read_as(simulation: Simulation, reading: Reading) -> Simulation:
     """A simulation as a reading has it."""
+    assert isinstance(simulation.algorithm, Algorithm)
     algorithm, local = _read_algorithm(simulation.algorithm, simulation.local, reading)
-    simulation = replace(simulation, algorithm=algorithm, local=local)
     anchors, averaging = reading.anchors == "published", reading.averaging == "published"
     if not (anchors or averaging):
-        return simulation
+        return replace(simulation, algorithm=algorithm, local=local)
     s = simulation
-    return Mislaid(
-        s.federation,
-        s.model,
-        s.algorithm,
-        s.graph,
-        s.weights,
-        s.local,
-        s.take_part,
-        s.seed,
+    return PermutedSimulation(
+        *(s.federation, s.model, algorithm, s.graph, s.weights, local, s.take_part, s.seed),
         anchors=anchors,
         averaging=averaging,
     )

@@ -27,6 +27,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from fedkin.algorithms import ClientRows
 from fedkin.engine.metrics import rounds_to
 from fedkin.engine.simulation import State
 from fedkin.errors import BadInput
@@ -135,7 +136,7 @@ class RunFolder:
         """Write a checkpoint, and remove all but the newest two: should one be damaged, the other is there."""
         if self._rounds:
             os.fsync(self._rounds.fileno())
-        tensors = {f"{part}.{name}": t for part in ("server", "memory") for name, t in getattr(state, part).items()}
+        tensors = {**_flat(state.server, "server"), **_flat(state.memory, "memory")}
         write_tensors(self._checkpoint(state.round), tensors, {"round": str(state.round)})
         for old in self._checkpoints()[2:]:
             old.unlink(missing_ok=True)
@@ -158,11 +159,17 @@ class RunFolder:
 
     def load(self, round: int, device: torch.device | str = "cpu") -> State:
         """The state after so many rounds, one of the sound ones."""
-        parts: dict[str, dict[str, Tensor]] = {"server": {}, "memory": {}}
+        parts: dict[str, Any] = {"server": {}, "memory": {}}
+        rows: dict[tuple[str, str], dict[str, Tensor]] = {}
         for key, tensor in (self._read(self._checkpoint(round), round) or {}).items():
-            part, _, name = key.partition(".")
-            # Whose models they are is looked up in the graph, which is not on the device.
-            parts[part][name] = tensor if name == "owners" else tensor.to(device)
+            (part, _, name), tensor = key.partition("."), tensor.to(device)
+            if ROWS in name:
+                name, _, piece = name.partition(ROWS)
+                rows.setdefault((part, name), {})[piece] = tensor
+            else:
+                parts[part][name] = tensor
+        for (part, name), pieces in rows.items():
+            parts[part][name] = ClientRows.from_tensors(pieces)
         return State(parts["server"], parts["memory"], round)
 
     # -- the end --------------------------------------------------------------------------------------------------
@@ -181,6 +188,20 @@ class RunFolder:
         write_atomically(self.path / "summary.json", as_json(summary, indent=2).encode())
         for path in self._checkpoints():
             path.unlink(missing_ok=True)
+
+
+ROWS = " of clients: "  # between the name of rows kept for clients and that of a piece of them
+
+
+def _flat(values: Mapping[str, Any], part: str) -> dict[str, Tensor]:
+    """A part of a state as named tensors."""
+    flat: dict[str, Tensor] = {}
+    for name, value in values.items():
+        if isinstance(value, ClientRows):
+            flat |= {f"{part}.{name}{ROWS}{piece}": tensor for piece, tensor in value.tensors().items()}
+        else:
+            flat[f"{part}.{name}"] = value
+    return flat
 
 
 def _filled(old: Any, usual: Mapping[str, Any]) -> Any:
@@ -225,8 +246,11 @@ def _digest(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
     return digest.hexdigest()
 
 
-def summarise(records: list[Record], threshold: float) -> Record:
-    """What a run's rounds come to: final and best accuracy, rounds to the threshold, seconds."""
+def summarise(records: list[Record], threshold: float, spaces: Mapping[str, int] | None = None) -> Record:
+    """A run's result: final and best accuracy, rounds to the threshold, seconds, and where clients' steps were computed.
+
+    spaces  how many clients worked in which space in the last round
+    """
     accuracy = [math.nan if r["test_accuracy"] is None else float(r["test_accuracy"]) for r in records]
     known = [a for a in accuracy if not math.isnan(a)]
     diverged = records[-1]["train_loss"] is None
@@ -240,6 +264,8 @@ def summarise(records: list[Record], threshold: float) -> Record:
         "best_test_accuracy": max(known, default=math.nan),
         "final_test_loss": records[-1]["test_loss"],
         "worst_decile": records[-1].get("worst_decile"),
+        **{f"final_{key}": value for key, value in records[-1].items() if key.startswith("own_")},
         "seconds": round(sum(r["seconds"] for r in records), 3),
+        **({"spaces": dict(spaces)} if spaces else {}),
     }
     return {key: finite(value) for key, value in summary.items()}

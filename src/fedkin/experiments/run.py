@@ -4,7 +4,7 @@ import contextlib
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,13 +13,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedkin.algorithms import Algorithm
+from fedkin.algorithms import Algorithm, label_of, name_of
 from fedkin.algorithms.local import Local
-from fedkin.algorithms.schedules import Schedule
+from fedkin.algorithms.registry import settings_of
 from fedkin.data import sources as datasets
 from fedkin.data.federation import Federation
 from fedkin.data.partition import federate
 from fedkin.engine import lanes, metrics
+from fedkin.engine.own import own_models
 from fedkin.engine.simulation import Simulation, State
 from fedkin.errors import BadInput
 from fedkin.experiments import records
@@ -112,30 +113,27 @@ def train(
     done: list[Record] = []
     state = simulation.start()
     while state.round < rounds and not (done and done[-1]["train_loss"] is None):
-        state, (record,) = play([simulation], state)
+        state, (record,) = play(simulation, [simulation.local.l2], state)
         done.append(record)
-    name = type(algorithm).__name__
-    knobs = {f.name: _plain(getattr(algorithm, f.name)) for f in fields(algorithm)}
-    config = {"algorithm": {"name": name.lower(), **knobs}, "threshold": threshold, "rounds": rounds, "seed": seed}
-    summary = {"algorithm": name.lower(), "hyperparameters": knobs, **records.summarise(done, threshold)}
-    return Result(name, config, done, summary, state.server["model"])
+    name, hyper = name_of(algorithm), settings_of(algorithm)
+    config = {"algorithm": {"name": name, **hyper}, "threshold": threshold, "rounds": rounds, "seed": seed}
+    summary = {"algorithm": name, "hyperparameters": hyper, **records.summarise(done, threshold, state.spaces)}
+    return Result(label_of(name), config, done, summary, state.model)
 
 
-def _plain(hyper: Any) -> Any:
-    """A hyper-parameter as it is written in a configuration."""
-    if isinstance(hyper, Schedule):
-        return {"from": hyper.start, "to": hyper.end, "over": hyper.over, "shape": hyper.shape}
-    return hyper
+def play(group: Simulation, l2: Sequence[float], state: State) -> tuple[State, list[Record]]:
+    """One round of runs that are executed together, and the record of each.
 
+    l2  λ of each run, which is part of its loss
 
-def play(simulations: Sequence[Simulation], state: State) -> tuple[State, list[Record]]:
-    """One round of runs that are carried out together, and the record of each; `seconds` is its share of the time."""
-    began = time.perf_counter()
-    group, first = lanes.together(simulations), simulations[0]
+    `seconds` is a run's share of the time.
+    """
+    began, runs = time.perf_counter(), len(l2)
     state = group.advance(state)
-    models = state.server["model"].view(len(simulations), -1)
-    measured = metrics.measure(first.model, models, first.federation, [s.local.l2 for s in simulations])
-    seconds = round((time.perf_counter() - began) / len(simulations), 6)
+    measured = metrics.measure(group.model, state.model.view(runs, -1), group.federation, l2)
+    for record, own in zip(measured, own_models(group, state), strict=False):
+        record |= own
+    seconds = round((time.perf_counter() - began) / runs, 6)
     return state, [finite({"round": state.round - 1, **one, "seconds": seconds}) for one in measured]
 
 
@@ -233,12 +231,13 @@ def _run_together(group: list[_Lane], listener: Listener) -> dict[str, Result]:
         lane.done = lane.folder.records()[:begin]
         lane.folder.keep_records(lane.done)
         listener.begin(lane.plan.name, config.rounds, begin)
-    state = lanes.joined(states)
+    together = lanes.together(simulations)  # once: what it makes for a round serves the next
+    state = lanes.joined(states, together)
     results: dict[str, Result] = {}
     saved = time.monotonic()
     while group:
         if state.round < config.rounds:
-            state, new = play(simulations, state)
+            state, new = play(together, [s.local.l2 for s in simulations], state)
             for lane, record in zip(group, new, strict=True):
                 if not lane.diverged:
                     lane.folder.append(record)
@@ -255,8 +254,7 @@ def _run_together(group: list[_Lane], listener: Listener) -> dict[str, Result]:
         saved = time.monotonic()
         for lane, part in zip(group, parts, strict=True):
             if over or lane.diverged:
-                summary = describe(lane.plan, lane.done)
-                model = part.server["model"]
+                summary, model = describe(lane.plan, lane.done, state.spaces), part.model
                 lane.folder.finish(summary, model)
                 listener.end(lane.plan.name, summary, False)
                 results[lane.plan.name] = Result(
@@ -264,9 +262,11 @@ def _run_together(group: list[_Lane], listener: Listener) -> dict[str, Result]:
                 )
         going = [not (over or lane.diverged) for lane in group]
         if not all(going):
-            state = lanes.joined([part for part, on in zip(parts, going, strict=True) if on]) if any(going) else state
             simulations = [s for s, on in zip(simulations, going, strict=True) if on]
             group = [lane for lane, on in zip(group, going, strict=True) if on]
+            if group:
+                together = lanes.together(simulations)
+                state = lanes.joined([part for part, on in zip(parts, going, strict=True) if on], together)
     return results
 
 
@@ -284,7 +284,7 @@ def _kept(folder: records.RunFolder, config: Experiment, name: str, settings: Re
     return Result(name, settings, done, summary, model[0]["model"], folder.path)
 
 
-def describe(plan: Plan, done: list[Record]) -> Record:
+def describe(plan: Plan, done: list[Record], spaces: Mapping[str, int]) -> Record:
     """The content of summary.json."""
     config = plan.config
     return {
@@ -295,7 +295,7 @@ def describe(plan: Plan, done: list[Record]) -> Record:
             "step_size": config.local.model_dump(mode="json", by_alias=True)["step_size"],
             **(config.algorithm.model_extra or {}),
         },
-        **records.summarise(done, config.threshold),
+        **records.summarise(done, config.threshold, spaces),
     }
 
 

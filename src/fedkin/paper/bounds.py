@@ -194,7 +194,7 @@ def follow(
     )
     p = torch.as_tensor(problem.p)
     state = simulation.start()
-    models = [state.server["model"].double()]
+    models = [state.model.double()]
     largest, variance, slope = [], [], []
     lemmas: dict[str, list[float]] = {}
     for t in range(rounds):
@@ -207,7 +207,7 @@ def follow(
         if slopes:
             means = [models[-1], *torch.einsum("c,kcp->kp", p, seen["models"][:-1])]
             slope.append(float(np.mean([np.sum(problem.gradient(m.numpy()) ** 2) for m in means])))
-        models.append(state.server["model"].double())
+        models.append(state.model.double())
         after(t + 1)
     path = torch.stack(models).numpy()
     return Followed(

@@ -4,9 +4,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-Scalar = Any  # a float; with an entry a lane, (L, 1, 1), a tensor or inside combinations a NumPy array
+# With an entry a lane, (L, 1, 1): a tensor, or inside combinations a NumPy array.
+Scalar = float | NDArray[np.float64] | Tensor
 
 
 class Combination:
@@ -61,7 +63,7 @@ class Combination:
 def factor(scalar: Scalar, device: torch.device) -> Scalar:
     """A combination's scalar as what a tensor (…, P) or (…, O, n) can be multiplied by."""
     if isinstance(scalar, np.ndarray):
-        with np.errstate(over="ignore"):  # a lane that diverges does so in silence
+        with np.errstate(over="ignore"):  # a diverging lane is reported by the engine
             return torch.from_numpy(scalar.astype(np.float32)).to(device)
     return scalar
 
@@ -110,11 +112,18 @@ def add(out: Tensor, scalar: Scalar, part: Tensor) -> None:
         out.add_(part, alpha=by)
 
 
-def alike(one: dict[str, Scalar], other: dict[str, Scalar]) -> bool:
-    """Whether two combinations are the same but for rounding, in all lanes."""
-    if one.keys() != other.keys():
-        return False
-    return all(bool(np.all(abs(one[name] - own) <= 1e-9 * abs(own))) for name, own in other.items())
+def proportion(mixture: dict[str, Scalar], point: dict[str, Scalar]) -> Scalar | None:
+    """The factor by which a mixture is a multiple of a point, in all lanes, but for rounding; None if it is none."""
+    if mixture.keys() != point.keys():
+        return None
+    pivot = max(point, key=lambda name: float(np.min(np.abs(point[name]))))
+    if not np.all(point[pivot]):
+        return None
+    ratio = mixture[pivot] / point[pivot]
+    if np.all(np.abs(ratio - 1.0) <= 1e-9):
+        ratio = 1.0
+    close = all(bool(np.all(np.abs(own - ratio * point[name]) <= 1e-9 * np.abs(own))) for name, own in mixture.items())
+    return ratio if close else None
 
 
 def is_moderate(scale: Scalar) -> bool:

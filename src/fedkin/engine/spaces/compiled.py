@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -11,10 +11,13 @@ from torch import Tensor
 
 from fedkin.algorithms.local import Local
 from fedkin.engine.spaces import kernels
-from fedkin.engine.spaces.combination import Scalar
-from fedkin.engine.spaces.plain import Dealt
-from fedkin.engine.spaces.samples import Prepared, Samples, Script
+from fedkin.engine.spaces.combination import Combination, Scalar, combined
+from fedkin.engine.spaces.plain import Batches
+from fedkin.engine.spaces.prepared import Prepared
+from fedkin.engine.spaces.samples import Samples
+from fedkin.engine.spaces.script import Script, trail_of
 from fedkin.models import Layered
+from fedkin.types import Tensors
 
 
 class Compiled(Samples):
@@ -23,10 +26,11 @@ class Compiled(Samples):
     The Gram matrix is kept in panels alone, the columns of a batch side by side.
     """
 
-    on_all_cores = False
+    name: ClassVar[str] = "compiled"
+    on_all_cores: ClassVar[bool] = False
 
-    def __init__(self, model: Layered, local: Local, ready: Prepared, dealt: Dealt) -> None:
-        super().__init__(model, local, ready, dealt)
+    def __init__(self, model: Layered, local: Local, ready: Prepared, batches: Batches) -> None:
+        super().__init__(model, local, ready, batches)
         assert bool(ready.ones.all()), "clients of different sizes are not stacked here"
         panels: list[Tensor] = []
         first: dict[int, int] = {}  # panel of a batch, by the batch's first sample
@@ -41,45 +45,55 @@ class Compiled(Samples):
         )
         self.ready, self.batches = replace(ready, gram=ready.gram.new_empty(0)), []
 
-    def play(self, script: Script, got: dict[str, Tensor], into: Tensor | None) -> Tensor:
-        """The steps of a script, from what the clients received to parameters."""
-        into = torch.empty_like(got["model"], memory_format=torch.contiguous_format) if into is None else into
-        out = into if into.dim() == 3 else into[None]
-        names, recipe = recipe_of(script, len(out))
-        kernels.softmax_round(recipe, self.clients, [got[name].expand_as(out) for name in names], out)
-        return into
+    def play(self, script: Script, received: Tensors, memory: Tensors, into: Tensor | None) -> Tensors:
+        """Each vector that changes has steps of its own; the others stay as they are."""
+        given = {**{f"memory {name}": value for name, value in memory.items()}, **received}
+        like, steps, lowered = received["model"], len(self.clients.batches), {}
+        for name, v in script.after[steps - 1].items():
+            if trail_of(name) not in script.trail_names:
+                lowered[name] = self.unchanged(script, v, given)
+                continue
+            whole = into if name == "w" and into is not None else None
+            whole = torch.empty_like(like, memory_format=torch.contiguous_format) if whole is None else whole
+            out = whole if whole.dim() == 3 else whole[None]
+            names, recipe = recipe_of(script, name, len(out))
+            kernels.softmax_round(recipe, self.clients, [given[n].expand_as(out) for n in names], out)
+            lowered[name] = whole
+        return lowered
+
+    @staticmethod
+    def unchanged(script: Script, v: Combination, given: Tensors) -> Tensor:
+        """A vector to which no gradient was added: a combination of what was received and remembered."""
+        terms = script.spread(v).terms
+        return combined([(scalar, given[name]) for name, scalar in terms.items()])
 
 
-@lru_cache(maxsize=2)
-def recipe_of(script: Script, lanes: int) -> tuple[list[str], kernels.Recipe]:
-    """A script whose steps take one gradient each, in arrays; and which of the received vectors it takes."""
-    steps = [dict(calls) for calls in script.calls if calls]
-    asked = [{part.name: part.scalar for part in step[Samples._evaluate][2]} for step in steps]
-    names = list(dict.fromkeys(name for at in asked for name in at if name != "trail"))
-    points = [script.point if name == "point" else {name: 1.0} for name in names]
-    after = [script._spread(w).terms for w in script.after]
-    received = sorted({name for terms in (*points, *after) for name in terms} - {"trail"})
+@lru_cache(maxsize=4)
+def recipe_of(script: Script, vector: str, lanes: int) -> tuple[list[str], kernels.Recipe]:
+    """The steps of one vector, one gradient each, in arrays; and which of the lasting vectors they take."""
+    trail, tracks = trail_of(vector), script.tracks()
+    assert tracks is not None, "a step that takes several gradients is not compiled"
+    asked = [{term.name: term.scalar for term in evaluate.at} for evaluate, _ in tracks[trail]]
+    names = list(dict.fromkeys(name for at in asked for name in at if name != trail))
+    points = [script.points.get(name, {name: 1.0}) for name in names]
+    after = [script.spread(vectors[vector]).terms for vectors in script.after]
+    received = sorted({name for terms in (*points, *after) for name in terms} - {trail})
 
     def table(rows: list[Scalar]) -> NDArray[np.float32]:
         """Scalars as one of every lane, (…, L)."""
-        with np.errstate(over="ignore"):  # a lane that diverges does so in silence
+        with np.errstate(over="ignore"):  # a diverging lane is reported by the engine
             return np.stack([np.broadcast_to(np.asarray(row, dtype=np.float32).reshape(-1), lanes) for row in rows])
 
     def mixtures(terms: list[dict[str, Scalar]]) -> NDArray[np.float32]:
         """Of received vectors, (…, L, S)."""
         return np.stack([table([own.get(name, 0.0) for name in received]).T for own in terms]).copy()
 
-    def only(call: Any, step: Any, otherwise: float) -> Scalar:
-        """That of the only term a call is about, if the step has such a call, and it such a term."""
-        terms = step[call][0] if call in step else []
-        return terms[0].scalar if terms else otherwise
-
     return received, kernels.Recipe(
         points=mixtures(points),
         factors=np.stack([table([at.get(name, 0.0) for name in names]) for at in asked]),
-        scale=table([at.get("trail", 0.0) for at in asked]),
-        rescale=table([only(Samples._scale, step, 1.0) for step in steps]),
-        join=table([only(Samples._join, step, 0.0) for step in steps]),
+        scale=table([at.get(trail, 0.0) for at in asked]),
+        rescale=table([update.scale.scalar if update.scale else 1.0 for _, update in tracks[trail]]),
+        join=table([update.terms[0].scalar for _, update in tracks[trail]]),
         base=mixtures(after),
-        length=table([terms.get("trail", 0.0) for terms in after]),
+        length=table([terms.get(trail, 0.0) for terms in after]),
     )

@@ -1,7 +1,4 @@
-"""Where local work happens: the space in which a cohort's parameters live while its clients take their steps.
-
-`Plain` holds parameters as they are. An algorithm's `step` runs unchanged in every space.
-"""
+"""Parameters as they are: works for every model and algorithm."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,39 +6,39 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fedkin.algorithms.local import Local
 from fedkin.data.federation import Clients
 from fedkin.engine.spaces.combination import Scalar, is_zero
+from fedkin.errors import BadInput
 from fedkin.models import Model
+from fedkin.types import Integers, Tensors
 
-Vector = Any
-Dealt = list[list[NDArray[np.int64]]]  # the batches of each client of a cohort
+Batches = list[list[Integers]]  # the batches of each client of a cohort, as positions among its samples
 
 
 class Space(Protocol):
-    """What the local loop asks of a space. Tensors are (…, clients of the cohort, P)."""
+    """What the local loop asks of a space. Tensors are (…, clients of the cohort, P).
 
-    def lift(self, got: dict[str, Tensor]) -> dict[str, Vector]:
-        """Bring what the clients received into the space."""
+    The vectors that change over the steps are `w` and the clients' memory; they are given by name.
+    """
 
-    def gradient(self, k: int) -> Callable[[Vector], Vector]:
+    def lift(self, received: Tensors, memory: Tensors) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Bring what the clients received and remember into the space; the steps begin at `received["model"]`."""
+
+    def gradient(self, k: int) -> Callable[[Any], Any]:
         """∇fᵢ on every client's k-th batch: of the mean loss plus λ/2 ‖w‖², cut to norm G where it is longer."""
 
-    def settle(self, k: int, new: Vector, old: Vector) -> Vector:
-        """What the k-th step comes to: the old vector for clients that have taken all their steps."""
+    def settle(self, k: int, new: dict[str, Any], old: dict[str, Any]) -> dict[str, Any]:
+        """The vectors after the k-th step: the old ones for clients that have taken all their steps."""
 
-    def lower(self, w: Vector) -> Tensor:
-        """Back to parameters."""
-
-
-# -- plain -------------------------------------------------------------------------------------------------------------
+    def lower(self, vectors: dict[str, Any], into: Tensor | None = None) -> Tensors:
+        """Back to tensors; `w` is written to `into`, if given."""
 
 
 @dataclass(frozen=True)
-class Batch:
+class StackedBatch:
     """One batch of each client of a cohort: x (c, B, D), y (c, B), weight (c, B).
 
     Clients with fewer samples in it are filled up with samples of weight 0; `active` (c, 1) says who has a batch at
@@ -55,22 +52,26 @@ class Batch:
 
 
 class Plain:
-    """Parameters as they are: works for every model and algorithm."""
+    """Parameters as they are."""
 
+    name: ClassVar[str] = "plain"
     on_all_cores: ClassVar[bool] = True  # whether a single cohort can use more than one
 
-    def __init__(self, model: Model, local: Local, clients: Clients, cohort: NDArray[np.int64], dealt: Dealt) -> None:
+    def __init__(self, model: Model, local: Local, clients: Clients, cohort: Integers, batches: Batches) -> None:
         self.model, self.local = model, local
-        self.counts = [len(own) for own in dealt]
-        self.batches = [stack(clients, cohort, [own[k] if k < len(own) else own[0][:0] for own in dealt])
-                        for k in range(max(map(len, dealt)))]  # fmt: skip
+        self.counts = [len(own) for own in batches]
+        self.batches = [
+            stack(clients, cohort, [own[k] if k < len(own) else own[0][:0] for own in batches])
+            for k in range(max(map(len, batches)))
+        ]
 
-    def lift(self, got: dict[str, Tensor]) -> dict[str, Vector]:
-        """Nothing to do."""
-        return got
+    def lift(self, received: Tensors, memory: Tensors) -> tuple[dict[str, Any], dict[str, Any]]:
+        self.versions: dict[str, tuple[Tensor, int]] = {
+            name: (value, value._version) for name, value in {**memory, **received}.items()
+        }
+        return dict(received), dict(memory)
 
-    def gradient(self, k: int) -> Callable[[Vector], Vector]:
-        """Loss, penalty, clipping."""
+    def gradient(self, k: int) -> Callable[[Any], Any]:
         batch, local = self.batches[k], self.local
 
         def gradient(w: Tensor) -> Tensor:
@@ -83,22 +84,31 @@ class Plain:
 
         return gradient
 
-    def _loss_gradient(self, w: Tensor, batch: Batch) -> Tensor:
+    def _loss_gradient(self, w: Tensor, batch: StackedBatch) -> Tensor:
         if w.dim() == 3:  # lanes: the samples stay in the cache while one lane after the other uses them
             return torch.stack([self.model.gradient(lane, batch.x, batch.y, batch.weight) for lane in w])
         return self.model.gradient(w, batch.x, batch.y, batch.weight)
 
-    def settle(self, k: int, new: Vector, old: Vector) -> Vector:
-        """Only active clients have moved."""
+    def settle(self, k: int, new: dict[str, Any], old: dict[str, Any]) -> dict[str, Any]:
+        for name, (value, version) in self.versions.items():
+            if value._version != version:
+                raise BadInput(
+                    f"the algorithm's step changes '{name}' in place, which other clients and the next step still need: "
+                    "write w = w - … instead of w -= …"
+                )
         active = self.batches[k].active
-        return new if active is None else torch.where(active, new, old)
+        settled = {
+            name: value if active is None or value is old[name] else torch.where(active, value, old[name])
+            for name, value in new.items()
+        }
+        self.versions |= {name: (value, value._version) for name, value in settled.items()}
+        return settled
 
-    def lower(self, w: Vector) -> Tensor:
-        """Nothing to do."""
-        return torch.as_tensor(w)
+    def lower(self, vectors: dict[str, Any], into: Tensor | None = None) -> Tensors:
+        return {name: torch.as_tensor(value) for name, value in vectors.items()}
 
 
-def stack(clients: Clients, cohort: NDArray[np.int64], batches: Sequence[NDArray[np.int64]]) -> Batch:
+def stack(clients: Clients, cohort: Integers, batches: Sequence[Integers]) -> StackedBatch:
     """One batch of each client, given as positions among its samples; no copy if it is one client's run of rows."""
     device = clients.x.device
     counts = np.array([len(b) for b in batches])
@@ -109,15 +119,15 @@ def stack(clients: Clients, cohort: NDArray[np.int64], batches: Sequence[NDArray
         rows = slice(
             int(clients.offsets[cohort[0]] + batches[0][0]), int(clients.offsets[cohort[0]] + batches[0][-1]) + 1
         )
-        return Batch(clients.x[None, rows], clients.y[None, rows], weight, active)
+        return StackedBatch(clients.x[None, rows], clients.y[None, rows], weight, active)
     index = np.zeros((len(cohort), width), dtype=np.int64)
     for j, (i, b) in enumerate(zip(cohort, batches, strict=True)):
         index[j, : len(b)] = clients.offsets[i] + b
     chosen = torch.as_tensor(index, device=device)
-    return Batch(clients.x[chosen], clients.y[chosen], weight, active)
+    return StackedBatch(clients.x[chosen], clients.y[chosen], weight, active)
 
 
-def is_run(positions: NDArray[np.int64]) -> bool:
+def is_run(positions: Integers) -> bool:
     """Whether the positions follow each other without a gap."""
     return bool((np.diff(positions) == 1).all())
 

@@ -1,0 +1,79 @@
+"""The local work of a client: the one loop over steps there is, in whichever space."""
+
+from collections.abc import Collection
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedkin.algorithms import Algorithm, Local
+from fedkin.algorithms.rounds import random_numbers
+from fedkin.data.federation import Clients
+from fedkin.engine.spaces.plain import Space
+from fedkin.engine.spaces.script import Script
+from fedkin.models import Model
+from fedkin.types import Integers, Tensors
+
+
+def take_steps(algorithm: Algorithm, space: Space, got: Tensors, memory: Tensors, steps: int) -> tuple[Tensor, Tensors]:
+    """From the received model so many steps in a space; then back to tensors: w, and the clients' memory."""
+    lowered = space.lower(walk(algorithm, space, got, memory, steps))
+    return lowered.pop("w"), lowered
+
+
+def walk(algorithm: Algorithm, space: Any, got: Any, memory: Any, steps: int) -> dict[str, Any]:
+    """The steps: `w` and the clients' memory after them, as vectors of the space."""
+    received, remembered = space.lift(got, memory)
+    vectors = {"w": received["model"], **remembered}
+    # Suppress overflow warnings: a diverging lane is reported by the engine.
+    with np.errstate(all="ignore"):
+        for k in range(steps):
+            own = {name: vectors[name] for name in remembered}
+            w, changed = algorithm.step(vectors["w"], received, own, space.gradient(k))
+            vectors = space.settle(k, {"w": w, **changed}, vectors)
+    return vectors
+
+
+def script_of(
+    algorithm: Algorithm,
+    local: Local,
+    device: torch.device,
+    received: Collection[str],
+    memory: Collection[str],
+    steps: int,
+) -> Script:
+    """The steps of an algorithm, written down."""
+    script = Script(algorithm, local, device)
+    walk(algorithm, script, received, memory, steps)
+    return script
+
+
+def batches_of_client(local: Local, samples: int, seed: int, round: int, client: int) -> list[Integers]:
+    """The batches of one client's round, drawn under a key of its own: the same wherever the client is."""
+    return local.batches(samples, random_numbers(seed, "batches", round, client))
+
+
+class SampleLosses:
+    """Cross-entropy of the training samples of some clients under models of theirs."""
+
+    def __init__(self, model: Model, clients: Clients, who: Integers) -> None:
+        self.model, self.clients, self.who = model, clients, who
+
+    def _of(self, models: Tensor, place: int) -> Tensor:
+        """Of one client's samples: (…, n)."""
+        rows, w = self.clients.rows(int(self.who[place])), models[..., place, :]
+        z = self.model.scores(w.reshape(-1, w.shape[-1]), self.clients.x[rows])
+        y = self.clients.y[rows].expand(len(z), -1)
+        return torch.nn.functional.cross_entropy(z, y, reduction="none").view(*w.shape[:-1], -1)
+
+    def __call__(self, models: Tensor) -> Tensor:
+        each = [self._of(models, place) for place in range(len(self.who))]
+        out = models.new_zeros(*models.shape[:-1], max(losses.shape[-1] for losses in each))
+        for place, losses in enumerate(each):
+            out[..., place, : losses.shape[-1]] = losses
+        return out
+
+    def mean(self, models: Tensor) -> Tensor:
+        each = [self._of(models, place).mean(-1) for place in range(len(self.who))]
+        return torch.stack(each, dim=-1).unsqueeze(-1)

@@ -1,0 +1,88 @@
+"""The samples of a cohort made ready for sample space, and their batches."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedkin.data.federation import Clients
+from fedkin.engine.spaces.plain import Batches, is_run
+from fedkin.types import Integers
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A cohort's samples made ready for sample space, the same in every round.
+
+    x (c, n, D), ones (c, 1, n), onehot (c, 1, K, n), gram (c, n, n) = x xᵀ + 1. Clients with fewer than n samples are
+    filled up with rows of zeros, also in `ones`, so that the filling counts nowhere.
+    """
+
+    x: Tensor
+    ones: Tensor
+    onehot: Tensor
+    gram: Tensor
+
+
+def prepare(clients: Clients, cohort: Integers, classes: int) -> Prepared:
+    """Gather, fill up, and multiply out."""
+    sizes = clients.sizes[cohort]
+    n = int(sizes.max())
+    y = torch.zeros(len(cohort), n, dtype=torch.int64, device=clients.x.device)
+    if (sizes == n).all() and is_run(cohort):
+        rows = slice(int(clients.offsets[cohort[0]]), int(clients.offsets[cohort[-1] + 1]))
+        x = clients.x[rows].view(len(cohort), n, -1)
+        y = clients.y[rows].view(len(cohort), n)
+        ones = x.new_ones(len(cohort), 1, n)
+    else:
+        x = clients.x.new_zeros(len(cohort), n, clients.x.shape[1])
+        ones = x.new_zeros(len(cohort), 1, n)
+        for j, i in enumerate(cohort):
+            x[j, : sizes[j]], y[j, : sizes[j]], ones[j, 0, : sizes[j]] = (
+                clients.x[clients.rows(i)],
+                clients.y[clients.rows(i)],
+                1,
+            )
+    onehot = torch.nn.functional.one_hot(y, classes).mT.to(x) * ones
+    return Prepared(x, ones, onehot.contiguous()[:, None], torch.baddbmm(ones.mT @ ones, x, x.mT))
+
+
+@dataclass(frozen=True)
+class GramBatch:
+    """A batch of every client of a cohort. It lies in the same rows of all, but may be shorter in some.
+
+    weight  of its samples in the mean loss, 0 for the filling: a number, or (c, 1, 1, B)
+    onehot  their labels, (c, 1, K, B)
+    reach   the trail is zero from this sample on
+    gram    (c, reach, B): the batch's columns of the Gram matrix
+    """
+
+    rows: slice | Tensor
+    weight: float | Tensor
+    onehot: Tensor
+    reach: int
+    gram: Tensor
+
+
+def batches_of(ready: Prepared, per_client: Batches) -> list[GramBatch]:
+    """The batches of a cohort's round; those that come again, as in epochs of a fixed order, are the same objects."""
+    made: dict[tuple[int, int, int], GramBatch] = {}
+    batches, reach, samples = [], 0, ready.x.shape[1]
+    for own in zip(*per_client, strict=True):
+        longest, counts = max(own, key=len), [len(b) for b in own]
+        stop, run = int(longest[-1]) + 1, is_run(longest)
+        key = (int(longest[0]), stop, reach)
+        if run and key in made:
+            batches.append(made[key])
+        else:
+            rows = slice(int(longest[0]), stop) if run else torch.as_tensor(longest, device=ready.x.device)
+            weight: float | Tensor = 1 / counts[0]
+            if min(counts) < max(counts):
+                weight = 1 / ready.x.new_tensor(counts).view(-1, 1, 1, 1) * ready.ones[:, None][..., rows]
+            # In a shuffled order the columns are a copy, too large to be made for all batches beforehand.
+            gram = ready.gram[:, rows, :reach].mT if run else ready.gram
+            batches.append(GramBatch(rows, weight, ready.onehot[..., rows], reach, gram))
+            if run:
+                made[key] = batches[-1]
+        reach = max(reach, stop) if run else samples
+    return batches
