@@ -77,7 +77,7 @@ def test_fedkin_server_by_hand() -> None:
     graph = SimilarityGraph(np.array([[0.0, 1, 3], [1, 0, 0], [3, 0, 0]]))
     everyone = np.arange(3)
     fedkin, round = FedKin(beta=0.5), a_round(graph, everyone, graph.degrees)
-    server = fedkin.start(torch.tensor([[5.0]]), 3)
+    server = fedkin.start(torch.tensor([[5.0]]), a_round(SimilarityGraph.uniform(3), np.arange(3)))
     first = fedkin.send(server, round)
     assert first["anchor"].flatten().tolist() == [5.0, 5.0, 5.0], "before any reply u = w̄"
     replies = {"model": torch.tensor([[10.0], [20.0], [40.0]])}
@@ -94,7 +94,7 @@ def test_absent_neighbour_by_hand(absent: str, expected: float) -> None:
     """
     graph = SimilarityGraph(np.array([[0.0, 1, 3], [1, 0, 0], [3, 0, 0]]))
     fedkin = FedKin(beta=0.5, absent=absent)
-    server = fedkin.start(torch.tensor([[5.0]]), 3)
+    server = fedkin.start(torch.tensor([[5.0]]), a_round(SimilarityGraph.uniform(3), np.arange(3)))
     everyone = {"model": torch.tensor([[10.0], [20.0], [40.0]])}
     server = fedkin.combine(server, everyone, a_round(graph, np.arange(3), np.array([0.5, 0.125, 0.375])))
     two = {"model": torch.tensor([[10.0], [40.0]])}
@@ -105,7 +105,7 @@ def test_absent_neighbour_by_hand(absent: str, expected: float) -> None:
 
 def test_a_graph_without_edges_sends_nothing_extra() -> None:
     fedkin = FedKin(beta=0.5)
-    server = fedkin.start(torch.tensor([[5.0]]), 3)
+    server = fedkin.start(torch.tensor([[5.0]]), a_round(SimilarityGraph.uniform(3), np.arange(3)))
     assert set(fedkin.send(server, a_round(SimilarityGraph.edgeless(3), np.arange(3)))) == {"model"}
     assert set(fedkin.send(server, a_round(SimilarityGraph.uniform(3), np.arange(3)))) == {"model", "anchor"}
 

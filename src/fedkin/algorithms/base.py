@@ -89,8 +89,11 @@ class Algorithm:
 
     # -- at the server -------------------------------------------------------------------------------------------------
 
-    def start(self, model: Tensor, clients: int) -> ServerState:
-        """The server's state before the first round, from the first global model w̄ (…, 1, P)."""
+    def start(self, model: Tensor, round: Round) -> ServerState:
+        """The server's state before the first round, from the first global model w̄ (…, 1, P).
+
+        `round` is the first one, about all clients.
+        """
         return {"model": model}
 
     def select(self, server: ServerState, round: Round, losses: Callable[[Tensor, Integers], Tensor]) -> Integers:

@@ -44,7 +44,7 @@ class FedKin(Algorithm):
         if self.absent not in ("global", "last"):
             raise BadInput(f"unknown absent '{self.absent}': choose global or last")
 
-    def start(self, model: Tensor, clients: int) -> ServerState:
+    def start(self, model: Tensor, round: Round) -> ServerState:
         return {"model": model, "models": ClientRows(model)}  # nobody's last model yet: every u starts as w̄
 
     def send(self, server: ServerState, round: Round) -> Tensors:

@@ -66,7 +66,7 @@ def joined(states: Sequence[State], group: Simulation) -> State:
         return states[0]
     model = torch.stack([state.server["model"] for state in states])
     algorithm = group.algorithm.at(states[0].round)
-    server, memory = algorithm.start(model, len(group.federation.train)), algorithm.remember(model)
+    server, memory = algorithm.start(model, group.available(0)), algorithm.remember(model)
     return State(
         {name: _stacked([state.server.get(name) for state in states], value) for name, value in server.items()},
         {name: _stacked([state.memory.get(name) for state in states], ClientRows(memory[name])) for name in memory},
@@ -91,7 +91,7 @@ def parted(state: State, simulations: Sequence[Simulation]) -> list[State]:
     lanes = []
     for lane, simulation in enumerate(simulations):
         algorithm = simulation.algorithm.at(state.round)
-        server = {name: _lane(state.server[name], lane) for name in algorithm.start(tiny, 1)}
+        server = {name: _lane(state.server[name], lane) for name in algorithm.start(tiny, simulation.available(0))}
         memory = {name: _lane(rows, lane) for name, rows in state.memory.items()}
         lanes.append(State(server, memory, state.round, state.spaces))
     return lanes

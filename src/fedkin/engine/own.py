@@ -5,7 +5,6 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from fedkin.algorithms import Round
 from fedkin.engine.metrics import Scores
 from fedkin.engine.simulation import Simulation, State
 from fedkin.types import Integers
@@ -45,8 +44,7 @@ def models_of(simulation: Simulation, state: State) -> Iterator[tuple[Integers, 
     algorithm, clients = simulation.algorithm.at(state.round), len(simulation.federation.train)
     for first in range(0, clients, CLIENTS):
         who = np.arange(first, min(first + CLIENTS, clients))
-        weights = simulation.weights[who]
-        round = Round(state.round, who, weights / weights.sum(), simulation.graph, clients, seed=simulation.seed)
+        round = simulation.available(state.round).of(who, simulation.weights[who])
         memory = {name: rows.at(who) for name, rows in state.memory.items()}
         models = algorithm.own(algorithm.send(state.server, round), memory)
         if (adaptation := algorithm.adaptation(simulation.local)) is not None:

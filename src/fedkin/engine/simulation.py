@@ -101,7 +101,7 @@ class Simulation:
         if isinstance(self.algorithm, Lanes):
             model = model.expand(len(self.algorithm), 1, -1).contiguous()
         memory = {name: ClientRows(value) for name, value in algorithm.remember(model).items()}
-        return State(algorithm.start(model, len(self.federation.train)), memory)
+        return State(algorithm.start(model, self.available(0)), memory)
 
     def advance(self, state: State) -> State:
         """One round."""
@@ -114,15 +114,14 @@ class Simulation:
         server = algorithm.combine(state.server, replies, round)
         return State(server, {**state.memory, **memory}, state.round + 1, spaces)
 
+    def available(self, number: int) -> Round:
+        """A round before its clients are selected: about all of them."""
+        everyone, p = np.arange(len(self.federation.train)), self.weights / self.weights.sum()
+        return Round(number, everyone, p, self.graph, len(everyone), self.take_part, self.seed)
+
     def sampled(self, algorithm: Algorithm, state: State) -> Round:
         """The round about the clients that the algorithm selects."""
-        everyone = np.arange(len(self.federation.train))
-        round = Round(
-            *(state.round, everyone, self.weights / self.weights.sum(), self.graph),
-            clients=len(everyone),
-            take_part=self.take_part,
-            seed=self.seed,
-        )
+        round = self.available(state.round)
         who = algorithm.select(state.server, round, self._losses_at)
         return round.of(who, self.weights[who])
 

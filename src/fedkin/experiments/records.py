@@ -247,7 +247,7 @@ def _digest(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
 
 
 def summarise(records: list[Record], threshold: float, spaces: Mapping[str, int] | None = None) -> Record:
-    """A run's result: final and best accuracy, rounds to the threshold, seconds, and where clients' steps were computed.
+    """A run's result: final and best accuracy, rounds to the threshold, seconds, where steps were computed.
 
     spaces  how many clients worked in which space in the last round
     """

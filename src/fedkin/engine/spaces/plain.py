@@ -93,7 +93,7 @@ class Plain:
         for name, (value, version) in self.versions.items():
             if value._version != version:
                 raise BadInput(
-                    f"the algorithm's step changes '{name}' in place, which other clients and the next step still need: "
+                    f"the algorithm's step changes '{name}' in place, but the engine still needs what it was: "
                     "write w = w - … instead of w -= …"
                 )
         active = self.batches[k].active

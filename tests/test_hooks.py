@@ -1,0 +1,341 @@
+"""The hooks, against loops written down step by step in float64: alone, as lanes, with few of many clients."""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from conftest import small_federation, tensors_of
+from fedkin.algorithms import Algorithm, FedAvg, Gradient, Local, Vector, Vectors
+from fedkin.data.federation import Federation
+from fedkin.engine.lanes import parted, together
+from fedkin.engine.own import models_of, own_models
+from fedkin.engine.simulation import Simulation, State
+from fedkin.engine.spaces.fused import Fused
+from fedkin.errors import BadInput
+from fedkin.graph.similarity import SimilarityGraph
+from fedkin.models import MLP, Model, Softmax
+from own_algorithms import APFL, IFCA, Ditto, PerFedAvg, PowerOfChoice, Scaffold, Swapped
+
+Floats = NDArray[np.float64]
+CLIENTS, CLASSES, L2 = 20, 3, 0.01
+SIZES = [5, 9, 7, 12, 3, 8, 6, 10, 4, 11] * 2
+
+
+def federation(features: int) -> Federation:
+    """Twenty clients of different sizes, with testing clients that belong to them."""
+    made = small_federation(sizes=SIZES, features=features)
+    return replace(made, test=made.train, paired=True)
+
+
+def simulation(algorithm: Algorithm, features: int = 40, take_part: int | None = None, **other: Any) -> Simulation:
+    weights = np.array(SIZES) / sum(SIZES)
+    local = Local(epochs=2, batch_size=4, l2=L2)
+    graph = SimilarityGraph.edgeless(CLIENTS)
+    settings = {"local": local, "take_part": take_part, "seed": 5, **other}
+    return Simulation(federation(features), Softmax(features, CLASSES), algorithm, graph, weights, **settings)
+
+
+def played(run: Simulation, rounds: int = 3) -> State:
+    state = run.start()
+    for _ in range(rounds):
+        state = run.advance(state)
+    return state
+
+
+# -- the same, step by step, in float64 --------------------------------------------------------------------------------
+
+
+class Loop:
+    """Softmax regression at one client after the other. Subclasses say what SCAFFOLD, Ditto and IFCA do."""
+
+    def __init__(self, run: Simulation) -> None:
+        self.run, self.algorithm = run, run.algorithm.at(0)
+        train = run.federation.train
+        self.x = [train.x[train.rows(i)].double().numpy() for i in range(CLIENTS)]
+        self.y = [train.y[train.rows(i)].numpy() for i in range(CLIENTS)]
+        self.w = run.start().model.double().numpy()
+        self.p = run.weights
+
+    def gradient(self, w: Floats, i: int, rows: slice) -> Floats:
+        x, y = self.x[i][rows], self.y[i][rows]
+        weight, bias = w[: CLASSES * x.shape[1]].reshape(CLASSES, -1), w[CLASSES * x.shape[1] :]
+        z = np.exp(x @ weight.T + bias)
+        r = (z / z.sum(1, keepdims=True) - np.eye(CLASSES)[y]) / len(y)
+        return np.concatenate([(r.T @ x).ravel(), r.sum(0)]) + L2 * w
+
+    def loss(self, w: Floats, i: int) -> float:
+        x, y = self.x[i], self.y[i]
+        z = x @ w[: CLASSES * x.shape[1]].reshape(CLASSES, -1).T + w[CLASSES * x.shape[1] :]
+        return float(np.mean(np.log(np.exp(z).sum(1)) - z[range(len(y)), y]))
+
+    def batches(self, i: int) -> list[slice]:
+        return [slice(first, first + 4) for _ in range(2) for first in range(0, len(self.y[i]), 4)]
+
+    def clients(self, t: int) -> tuple[Any, Floats]:
+        state = replace(self.run.start(), round=t)
+        round = self.run.sampled(self.run.algorithm.at(t), state)
+        return round.who.tolist(), self.p[round.who] / self.p[round.who].sum()
+
+
+class ScaffoldLoop(Loop):
+    def rounds(self, count: int) -> dict[str, Floats]:
+        g, eta = self.algorithm.step_size, self.algorithm.server_step
+        c, own = np.zeros_like(self.w), np.zeros((CLIENTS, len(self.w)))
+        for t in range(count):
+            who, p = self.clients(t)
+            moved, change = np.zeros_like(c), np.zeros_like(c)
+            for i, share in zip(who, p, strict=True):
+                y = self.w
+                for rows in self.batches(i):
+                    y = y - g * (self.gradient(y, i, rows) - own[i] + c)
+                new = own[i] - c + (self.w - y) / (len(self.batches(i)) * g)
+                moved, change, own[i] = moved + share * (y - self.w), change + new - own[i], new
+            self.w, c = self.w + eta * moved, c + change / CLIENTS
+        return {"model": self.w, "control": c, "memory control": own}
+
+
+class DittoLoop(Loop):
+    def rounds(self, count: int) -> dict[str, Floats]:
+        g, pull, own = self.algorithm.step_size, self.algorithm.pull, np.tile(self.w, (CLIENTS, 1))
+        for t in range(count):
+            who, p = self.clients(t)
+            new = np.zeros_like(self.w)
+            for i, share in zip(who, p, strict=True):
+                w = self.w
+                for rows in self.batches(i):
+                    own[i] = own[i] - g * (self.gradient(own[i], i, rows) + pull * (own[i] - self.w))
+                    w = w - g * self.gradient(w, i, rows)
+                new += share * w
+            self.w = new
+        return {"model": self.w, "memory own": own}
+
+
+class IFCALoop(Loop):
+    def rounds(self, count: int) -> dict[str, Floats]:
+        centers = self.run.start().server["centers"].double().numpy().copy()
+        for t in range(count):
+            who, p = self.clients(t)
+            chosen = [int(np.argmin([self.loss(center, i) for center in centers])) for i in who]
+            assert set(chosen) == {0, 1}, "both models are taken by somebody"
+            ends = []
+            for i, j in zip(who, chosen, strict=True):
+                w = centers[j]
+                for rows in self.batches(i):
+                    w = w - self.algorithm.step_size * self.gradient(w, i, rows)
+                ends.append(w)
+            for j in set(chosen):
+                mine = [k for k, own in enumerate(chosen) if own == j]
+                centers[j] = sum(p[k] * ends[k] for k in mine) / p[mine].sum()
+            self.w = p @ np.array(ends)
+        return {"model": self.w, "centers": centers}
+
+
+CASES: list[tuple[list[Algorithm], type[Any]]] = [
+    ([Scaffold(step_size=0.2, server_step=0.7), Scaffold(step_size=0.1), Scaffold(step_size=0.2)], ScaffoldLoop),
+    ([Ditto(step_size=0.2, pull=0.5), Ditto(step_size=0.1, pull=0.5), Ditto(step_size=0.1, pull=0.0)], DittoLoop),
+    ([IFCA(step_size=0.2), IFCA(step_size=0.1), IFCA(step_size=0.2, spread=0.2)], IFCALoop),
+]
+
+
+def assert_loop(state: State, expected: dict[str, Floats]) -> None:
+    for name, value in expected.items():
+        found = tensors_of(state)[name] if "memory" not in name else state.memory[name[7:]].at(np.arange(CLIENTS))
+        off = np.linalg.norm(found.double().squeeze(0).numpy() - value) / np.linalg.norm(value)
+        assert off < 1e-6, f"{name} is off by {off:.1e}"
+
+
+@pytest.mark.parametrize(("members", "loop"), CASES, ids=["scaffold", "ditto", "ifca"])
+@pytest.mark.parametrize("take_part", [None, 5])
+@pytest.mark.parametrize("features", [5, 40], ids=["narrow", "wide"])
+@pytest.mark.parametrize("stacked", [True, False], ids=["stacked", "plain"])
+def test_loops(members: list[Algorithm], loop: Any, take_part: int | None, features: int, stacked: bool) -> None:
+    """In whichever space: fused where there are few features, sample space where there are many."""
+    run = simulation(members[0], features, take_part, stacked=stacked)
+    state = played(run)
+    assert set(state.spaces) <= ({"samples", "fused"} if stacked else {"plain"}), "memory stays a linear combination"
+    assert_loop(state, loop(run).rounds(3))
+
+
+@pytest.mark.parametrize(("members", "loop"), CASES, ids=["scaffold", "ditto", "ifca"])
+@pytest.mark.parametrize("take_part", [None, 5])
+@pytest.mark.parametrize("features", [5, 40], ids=["narrow", "wide"])
+def test_lanes(members: list[Algorithm], loop: Any, take_part: int | None, features: int) -> None:
+    alone = [simulation(member, features, take_part) for member in members]
+    group = together(alone)
+    for run, state in zip(alone, parted(played(group), alone), strict=True):
+        assert_loop(state, loop(run).rounds(3))
+
+
+@pytest.mark.parametrize("algorithm", [Scaffold, Ditto, IFCA])
+def test_a_new_algorithm_is_small(algorithm: type[Algorithm]) -> None:
+    assert len(inspect.getsource(algorithm).splitlines()) < 40
+
+
+# -- every space, every shape of step ----------------------------------------------------------------------------------
+
+STEPS = [Scaffold(step_size=0.2), Ditto(step_size=0.2), IFCA(step_size=0.2), PerFedAvg(step_size=0.2, inner=0.3),
+         APFL(step_size=0.3), Swapped(step_size=0.2)]  # fmt: skip
+LOCALS = [
+    Local(epochs=2, batch_size=4, l2=0.05),
+    Local(epochs=2, batch_size=4, l2=0.0),
+    Local(epochs=2, batch_size=4, l2=0.05, order="shuffled"),
+    Local(epochs=2, batch_size=4, l2=0.05, clip=0.2),
+]
+
+
+@pytest.mark.parametrize("algorithm", STEPS, ids=lambda a: type(a).__name__)
+@pytest.mark.parametrize("local", LOCALS, ids=["penalty", "none", "shuffled", "clipped"])
+@pytest.mark.parametrize("features", [5, 40], ids=["narrow", "wide"])
+@pytest.mark.parametrize("make", [Softmax, lambda d, k: MLP(d, k, 4)], ids=["softmax", "mlp"])
+def test_fast_is_plain(algorithm: Algorithm, local: Local, features: int, make: Callable[..., Model]) -> None:
+    run = replace(simulation(algorithm, features, local=local), model=make(features, CLASSES))
+    quick, plain = played(run, 2), played(replace(run, stacked=False), 2)
+    assert "plain" not in quick.spaces, "only linear combinations are taken"
+    assert quick.spaces.get("samples", 0) > 0 or features == 5
+    for name, value in tensors_of(plain).items():
+        torch.testing.assert_close(tensors_of(quick)[name], value, rtol=2e-4, atol=3e-6)
+
+
+def test_compiled_is_plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Vectors that change by themselves, as Ditto's, are compiled one by one."""
+    pytest.importorskip("numba")
+    monkeypatch.setattr("fedkin.engine.cohorts.MUCH", 0)
+    made = small_federation(sizes=[80] * 4, features=150)
+    for members in (STEPS[0], replace(STEPS[0], step_size=0.05)), (STEPS[1], Ditto(step_size=0.1, pull=0.9)):
+        runs = [
+            Simulation(made, Softmax(150, 3), m, SimilarityGraph.uniform(4), np.full(4, 0.25), Local(4, 32), seed=1)
+            for m in members
+        ]
+        for run in (*runs, together(runs)):
+            quick, plain = played(run), played(replace(run, stacked=False))
+            assert quick.spaces == {"compiled": 4}
+            for name, value in tensors_of(plain).items():
+                torch.testing.assert_close(tensors_of(quick)[name], value, rtol=2e-4, atol=3e-6)
+
+
+def test_a_gradient_that_nothing_else_needs_is_not_kept() -> None:
+    """In fused steps the gradient's memory is used again; not where two vectors share it, as in APFL."""
+    run = simulation(APFL(step_size=0.3), features=5)
+    assert played(run, 1).spaces == {Fused.name: CLIENTS}
+
+
+# -- what used to be wrong ---------------------------------------------------------------------------------------------
+
+
+def test_another_federation_or_model_begins_without_caches() -> None:
+    run = simulation(FedAvg(step_size=0.2))
+    played(run, 2)
+    other = small_federation(sizes=SIZES, features=40, seed=9)
+    swapped = replace(run, federation=other)
+    fresh = Simulation(other, run.model, run.algorithm, run.graph, run.weights, run.local, seed=5)
+    assert torch.equal(played(swapped).model, played(fresh).model)
+    network = replace(run, model=MLP(40, CLASSES, 4))
+    assert torch.equal(played(network).model, played(replace(network)).model)
+
+
+def test_fields_of_a_subclass_do_not_change_the_step_of_the_base() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Mine(Algorithm):
+        beta: float = 0.3
+        alpha: float = 7.0
+
+    assert torch.equal(played(simulation(Mine(step_size=0.2))).model, played(simulation(FedAvg(step_size=0.2))).model)
+
+
+def test_a_step_in_place_is_refused() -> None:
+    """Where it is more than linear combinations; as combinations, w -= … makes a new vector."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class InPlace(Algorithm):
+        plainly: bool = False
+
+        def step(self, w: Vector, got: Vectors, memory: Vectors, gradient: Gradient) -> tuple[Vector, Vectors]:
+            w -= self.step_size * (torch.as_tensor(gradient(w)) if self.plainly else gradient(w))
+            return w, memory
+
+    same = played(simulation(FedAvg(step_size=0.2))).model
+    assert torch.equal(played(simulation(InPlace(step_size=0.2))).model, same)
+    with pytest.raises(BadInput, match="in place"):
+        played(simulation(InPlace(step_size=0.2, plainly=True), stacked=False))
+
+
+def test_only_the_rows_of_sampled_clients_are_copied() -> None:
+    run = simulation(Ditto(step_size=0.2), take_part=5)
+    first = played(run, 3)
+    second = run.advance(first)
+    who = run.sampled(run.algorithm.at(3), first).who
+    others = np.setdiff1d(first.memory["own"].owners, who)
+    assert len(others)
+    for client in others:
+        before, after = (state.memory["own"].at(np.array([client])) for state in (first, second))
+        assert before.data_ptr() == after.data_ptr()
+
+
+# -- the other hooks ---------------------------------------------------------------------------------------------------
+
+
+def test_own_models() -> None:
+    """Ditto's are measured, each on its client's samples; FedAvg has none."""
+    run = simulation(Ditto(step_size=0.3))
+    state = played(run, 3)
+    (found,) = own_models(run, state)
+    own, test = state.memory["own"].values, run.federation.test
+    right = sum(
+        int((run.model.scores(own[i], test.x[test.rows(i)]).argmax(-2) == test.y[test.rows(i)]).sum())
+        for i in range(CLIENTS)
+    )
+    assert found["own_test_accuracy"] == pytest.approx(right / sum(SIZES))
+    assert found["own_test_accuracy"] > 0.34
+    assert own_models(simulation(FedAvg()), state) == []
+    alone = replace(run, federation=replace(run.federation, paired=False))
+    assert own_models(alone, state) == [], "testing clients are other clients"
+
+
+def test_adaptation_takes_steps_from_the_own_model() -> None:
+    class Tuned(FedAvg):
+        def adaptation(self, local: Local) -> tuple[Algorithm, Local]:
+            return FedAvg(step_size=0.5), replace(local, epochs=1, batch_size=None)
+
+    run = simulation(Tuned(step_size=0.2))
+    state = played(run, 1)
+    ((_, models),) = models_of(run, state)
+    train, w = run.federation.train, state.model
+    x, y = train.x[train.rows(3)], train.y[train.rows(3)]
+    g = run.model.gradient(w, x, y, torch.full((len(y),), 1 / len(y))) + L2 * w
+    torch.testing.assert_close(models[0, 3], w - 0.5 * g)
+
+
+def test_selection_by_loss() -> None:
+    """Of ten candidates the five with the largest losses."""
+    run = simulation(PowerOfChoice(step_size=0.2), take_part=5)
+    state = played(run, 1)
+    round = run.sampled(run.algorithm.at(1), state)
+    available = run.available(1)
+    candidates = available.random("candidates").choice(CLIENTS, 10, replace=False, p=available.weights)
+    loop = Loop(run)
+    losses = {int(i): loop.loss(state.model.double().numpy(), i) for i in candidates}
+    assert round.who.tolist() == sorted(sorted(losses, key=lambda i: -losses[i])[:5])
+
+
+def test_losses_of_samples() -> None:
+    """Per sample, filled up with zeros; their mean is the client's own."""
+    seen: list[tuple[Tensor, Tensor]] = []
+
+    class Looking(FedAvg):
+        def begin(self, got: Any, memory: Any, losses: Any) -> Any:
+            seen.append((losses(got["model"]), losses.mean(got["model"])))
+            return got, memory
+
+    run = simulation(Looking(step_size=0.2), stacked=False)
+    played(run, 1)
+    loop = Loop(run)
+    for i, (each, mean) in enumerate(seen[1:]):  # the first is a trial without samples
+        assert each.shape == (1, SIZES[i])
+        assert float(mean) == pytest.approx(float(each.mean())) == pytest.approx(loop.loss(loop.w, i), rel=1e-5)
