@@ -17,7 +17,6 @@ from fedkin.data.federation import Federation
 from fedkin.engine.lanes import parted, together
 from fedkin.engine.own import models_of, own_models
 from fedkin.engine.simulation import Simulation, State
-from fedkin.engine.spaces.fused import Fused
 from fedkin.errors import BadInput
 from fedkin.graph.similarity import SimilarityGraph
 from fedkin.models import MLP, Model, Softmax
@@ -119,11 +118,11 @@ class DittoLoop(Loop):
 
 class IFCALoop(Loop):
     def rounds(self, count: int) -> dict[str, Floats]:
-        centers = self.run.start().server["centers"].double().numpy().copy()
+        centers, taken = self.run.start().server["centers"].double().numpy().copy(), set()
         for t in range(count):
             who, p = self.clients(t)
             chosen = [int(np.argmin([self.loss(center, i) for center in centers])) for i in who]
-            assert set(chosen) == {0, 1}, "both models are taken by somebody"
+            taken |= set(chosen)
             ends = []
             for i, j in zip(who, chosen, strict=True):
                 w = centers[j]
@@ -134,6 +133,7 @@ class IFCALoop(Loop):
                 mine = [k for k, own in enumerate(chosen) if own == j]
                 centers[j] = sum(p[k] * ends[k] for k in mine) / p[mine].sum()
             self.w = p @ np.array(ends)
+        assert taken == {0, 1}, "both models are chosen by somebody"
         return {"model": self.w, "centers": centers}
 
 
@@ -207,23 +207,21 @@ def test_compiled_is_plain(monkeypatch: pytest.MonkeyPatch) -> None:
     """Vectors that change by themselves, as Ditto's, are compiled one by one."""
     pytest.importorskip("numba")
     monkeypatch.setattr("fedkin.engine.cohorts.MUCH", 0)
-    made = small_federation(sizes=[80] * 4, features=150)
-    for members in (STEPS[0], replace(STEPS[0], step_size=0.05)), (STEPS[1], Ditto(step_size=0.1, pull=0.9)):
+    made = small_federation(sizes=[80] * 4, features=150, classes=4)
+    members: list[list[Algorithm]] = [
+        [Scaffold(step_size=0.02), Scaffold(step_size=0.01)],
+        [Ditto(step_size=0.02), Ditto(step_size=0.01, pull=0.9)],
+    ]
+    for alike in members:
         runs = [
-            Simulation(made, Softmax(150, 3), m, SimilarityGraph.uniform(4), np.full(4, 0.25), Local(4, 32), seed=1)
-            for m in members
+            Simulation(made, Softmax(150, 4), m, SimilarityGraph.uniform(4), np.full(4, 0.25), Local(4, 32), seed=1)
+            for m in alike
         ]
         for run in (*runs, together(runs)):
             quick, plain = played(run), played(replace(run, stacked=False))
             assert quick.spaces == {"compiled": 4}
             for name, value in tensors_of(plain).items():
                 torch.testing.assert_close(tensors_of(quick)[name], value, rtol=2e-4, atol=3e-6)
-
-
-def test_a_gradient_that_nothing_else_needs_is_not_kept() -> None:
-    """In fused steps the gradient's memory is used again; not where two vectors share it, as in APFL."""
-    run = simulation(APFL(step_size=0.3), features=5)
-    assert played(run, 1).spaces == {Fused.name: CLIENTS}
 
 
 # -- what used to be wrong ---------------------------------------------------------------------------------------------

@@ -7,15 +7,16 @@ import pytest
 import torch
 
 from conftest import small_federation
-from fedkin.algorithms import Algorithm, FedAvg, FedKin, FedProx
+from fedkin.algorithms import Algorithm, FedAvg, FedKin, FedProx, Round
 from fedkin.algorithms.local import Local
 from fedkin.data.partition import split
-from fedkin.engine.simulation import Simulation, deal
+from fedkin.engine.local_work import batches_of_client
+from fedkin.engine.simulation import Simulation
 from fedkin.errors import BadInput
 from fedkin.experiments.config import Experiment, Reading, plans
-from fedkin.experiments.readings import PermutedSimulation, read_as
+from fedkin.experiments.readings import PermutedSimulation, permutation, read_as
 from fedkin.experiments.run import Preparation
-from fedkin.graph.similarity import build_graph, message
+from fedkin.graph.similarity import SimilarityGraph, build_graph, message
 from fedkin.models import Softmax
 
 LOCAL = Local(epochs=2, batch_size=4, l2=0.05)
@@ -43,13 +44,12 @@ def walked(run: Simulation, beta: float, l2: float, anchors: bool, averaging: bo
     clients = len(train)
     u = [w] * clients
     for round in range(3):
-        assert isinstance(run, PermutedSimulation)
-        order = run.shuffled(round, clients)
+        order = permutation(run.available(round))
         updates = [w] * clients
         for j, i in enumerate(order):
             local, anchor = w.clone(), u[j] if anchors else u[i]
             x, y = train.x[train.rows(i)], train.y[train.rows(i)]
-            for batch in deal(LOCAL, len(y), run.seed, round, int(i)):
+            for batch in batches_of_client(LOCAL, len(y), run.seed, round, int(i)):
                 point = beta * local + (1 - beta) * anchor
                 weight = torch.full((1, len(batch)), 1 / len(batch))
                 gradient = model.gradient(point[None], x[None, batch], y[None, batch], weight)[0]
@@ -78,11 +78,11 @@ def test_a_literal_walk_through_the_published_rounds(anchors: bool, averaging: b
 
 
 def test_few_clients_get_their_own() -> None:
-    run = simulation(FedKin(), anchors="published")
-    assert isinstance(run, PermutedSimulation)
-    own = [(run.shuffled(round, 100) == np.arange(100)).sum() for round in range(200)]
+    everyone, p = np.arange(100), np.full(100, 0.01)
+    rounds = [Round(number, everyone, p, SimilarityGraph.uniform(100), clients=100) for number in range(200)]
+    own = [(permutation(round) == everyone).sum() for round in rounds]
     assert 0.8 < np.mean(own) < 1.2
-    assert (run.shuffled(7, 100) == run.shuffled(7, 100)).all()  # whenever it is asked
+    assert (permutation(rounds[7]) == permutation(rounds[7])).all()  # whenever it is asked
 
 
 def test_fedavg_feels_only_the_shuffled_weights() -> None:
