@@ -63,6 +63,7 @@ def test_step_by_hand() -> None:
         (FedProx(step_size=0.1, alpha=0.5), 1.25),
         (FedKin(step_size=0.1, beta=0.5), 1.05),
     ):
+        new: Any
         new, memory = algorithm.step(w, got, {}, square)
         assert float(new) == pytest.approx(expected)
         assert memory == {}
@@ -148,9 +149,7 @@ def test_lemma_1_at_every_step_of_every_round(take_part: int | None, absent: str
     points: list[Tensor] = []
 
     class Watched(FedKin):
-        def step(
-            self, w: Any, got: dict[str, Any], memory: Tensors, gradient: Callable[[Any], Any]
-        ) -> tuple[Any, Tensors]:
+        def step(self, w: Any, got: Any, memory: Any, gradient: Any) -> Any:
             def watched(v: Tensor) -> Tensor:
                 points.append(torch.stack([w[0], v[0]]))
                 return torch.as_tensor(gradient(v))
@@ -190,7 +189,7 @@ def test_relabelling_the_clients_changes_nothing(algorithm: Algorithm) -> None:
 # --- every knob changes the result -----------------------------------------------------------------------
 
 KNOBS: dict[str, Callable[[Simulation], Simulation]] = {
-    "step size": lambda s: replace(s, algorithm=replace(s.algorithm, step_size=0.21)),
+    "step size": lambda s: replace(s, algorithm=FedKin(beta=0.5, step_size=0.21)),
     "beta": lambda s: replace(s, algorithm=FedKin(beta=0.6, step_size=0.2)),
     "absent": lambda s: replace(s, algorithm=FedKin(beta=0.5, step_size=0.2, absent="last")),
     "alpha": lambda s: replace(s, algorithm=FedProx(alpha=0.3, step_size=0.2)),
@@ -262,9 +261,7 @@ def test_an_algorithm_with_memory() -> None:
         def remember(self, model: Tensor) -> Tensors:
             return {"count": torch.zeros(1, 1)}
 
-        def step(
-            self, w: Any, got: dict[str, Any], memory: Tensors, gradient: Callable[[Any], Any]
-        ) -> tuple[Any, Tensors]:
+        def step(self, w: Any, got: Any, memory: Any, gradient: Any) -> Any:
             w, _ = super().step(w, got, memory, gradient)
             return w, {"count": memory["count"] + 1}
 

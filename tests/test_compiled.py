@@ -2,7 +2,6 @@
 
 import builtins
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from conftest import small_federation, tensors_of
-from fedkin.algorithms import Algorithm, FedAvg, FedKin, FedProx, Vector
+from fedkin.algorithms import Algorithm, FedAvg, FedKin, FedProx, Gradient, Vector, Vectors
 from fedkin.algorithms.local import Local
 from fedkin.algorithms.schedules import Schedule
 from fedkin.engine import cohorts
@@ -22,6 +21,7 @@ from fedkin.engine.simulation import Simulation, State
 from fedkin.engine.spaces.samples import Samples
 from fedkin.graph.similarity import build_graph
 from fedkin.models import MLP, Layer, Model, Softmax
+from fedkin.types import Tensors
 
 pytest.importorskip("numba")
 
@@ -191,9 +191,7 @@ MEMBERS = [
 class Drifter(FedKin):
     """Asks for gradients at another mixture of w̄ and u in every step, so both have to be scored."""
 
-    def step(
-        self, w: Vector, got: dict[str, Vector], memory: dict[str, Tensor], gradient: Callable[[Vector], Vector]
-    ) -> tuple[Vector, dict[str, Tensor]]:
+    def step(self, w: Vector, got: Vectors, memory: Vectors, gradient: Gradient) -> tuple[Vector, Vectors]:
         w = 0.9 * w + 0.1 * got["anchor"]
         return w - self.step_size * gradient(w), memory
 
@@ -245,7 +243,7 @@ def test_a_large_client_does_not_keep_the_others_waiting(monkeypatch: pytest.Mon
     run = replace(simulation(FedAvg(step_size=0.02)), federation=small_federation(sizes, features=150, classes=4))
     threads, play = set(), Compiled.play
 
-    def noted(self: Compiled, *given: Any) -> Tensor:
+    def noted(self: Compiled, *given: Any) -> Tensors:
         threads.add(threading.current_thread())
         return play(self, *given)
 

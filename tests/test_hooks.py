@@ -55,7 +55,8 @@ class Loop:
     """Softmax regression at one client after the other. Subclasses say what SCAFFOLD, Ditto and IFCA do."""
 
     def __init__(self, run: Simulation) -> None:
-        self.run, self.algorithm = run, run.algorithm.at(0)
+        self.run = run
+        self.algorithm: Any = run.algorithm.at(0)
         train = run.federation.train
         self.x = [train.x[train.rows(i)].double().numpy() for i in range(CLIENTS)]
         self.y = [train.y[train.rows(i)].numpy() for i in range(CLIENTS)]

@@ -39,7 +39,7 @@ def played(run: Simulation, rounds: int = 3) -> torch.Tensor:
 
 def walked(run: Simulation, beta: float, l2: float, anchors: bool, averaging: bool) -> torch.Tensor:
     """The published code's rounds, walked through client by client: the list is shuffled, its companions are not."""
-    train, graph, model = run.federation.train, run.graph, run.model
+    train, graph, model, step_size = run.federation.train, run.graph, run.model, run.algorithm.at(0).step_size
     w = model.start(run.seed)
     clients = len(train)
     u = [w] * clients
@@ -53,7 +53,7 @@ def walked(run: Simulation, beta: float, l2: float, anchors: bool, averaging: bo
                 point = beta * local + (1 - beta) * anchor
                 weight = torch.full((1, len(batch)), 1 / len(batch))
                 gradient = model.gradient(point[None], x[None, batch], y[None, batch], weight)[0]
-                local = local - run.algorithm.step_size * (gradient + l2 * point)
+                local = local - step_size * (gradient + l2 * point)
             updates[i] = local
         weights = graph.degrees[order] if averaging else graph.degrees
         w = torch.stack([float(p) * v for p, v in zip(weights, updates, strict=True)]).sum(0)

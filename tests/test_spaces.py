@@ -196,11 +196,11 @@ def test_tensors_and_arrays_times_combinations() -> None:
     """On either side; the scalars become arrays in double precision."""
     for scalar in (torch.tensor([[[2.0]], [[3.0]]]), torch.tensor([[[2.0]], [[3.0]]]).double().numpy()):
         for product in (scalar * Combination({"a": 1.0, "b": 0.5}), Combination({"a": 1.0, "b": 0.5}) * scalar):
-            assert {name: own.tolist() for name, own in product.terms.items()} == {
+            assert {name: np.asarray(own).tolist() for name, own in product.terms.items()} == {
                 "a": [[[2.0]], [[3.0]]],
                 "b": [[[1.0]], [[1.5]]],
             }
-            assert all(own.dtype == "float64" for own in product.terms.values())
+            assert all(isinstance(own, np.ndarray) and own.dtype == "float64" for own in product.terms.values())
 
 
 def test_a_script_is_written_once_unless_the_algorithm_changes() -> None:
@@ -226,6 +226,7 @@ def test_batches_that_come_again_are_the_same() -> None:
     assert batches[2] is batches[4]
     assert batches[3] is batches[5]
     assert batches[0].weight == 1 / 4
+    assert isinstance(batches[1].weight, torch.Tensor)
     assert batches[1].weight.flatten(1).tolist() == [[0.5, 0.5], [1.0, 0.0]]
 
 

@@ -41,7 +41,7 @@ class Vector(Protocol):
 
 
 Vectors = Mapping[str, Vector]
-Gradient = Callable[[Vector], Vector]
+Gradient = Callable[[Any], Any]  # of a `Vector`, in whichever space
 
 
 class Losses(Protocol):

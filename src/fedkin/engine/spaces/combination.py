@@ -1,6 +1,7 @@
 """Linear combinations of named vectors: what an algorithm's step comes to before a single parameter is touched."""
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 
 # With an entry a lane, (L, 1, 1): a tensor, or inside combinations a NumPy array.
 Scalar = float | NDArray[np.float64] | Tensor
+Factor = float | Tensor  # a scalar as a tensor is multiplied by it
 
 
 class Combination:
@@ -60,7 +62,7 @@ class Combination:
         return combination.__mul__(scalar)
 
 
-def factor(scalar: Scalar, device: torch.device) -> Scalar:
+def factor(scalar: Scalar, device: torch.device) -> Factor:
     """A combination's scalar as what a tensor (…, P) or (…, O, n) can be multiplied by."""
     if isinstance(scalar, np.ndarray):
         with np.errstate(over="ignore"):  # a diverging lane is reported by the engine
@@ -78,7 +80,7 @@ def is_one(scalar: Scalar) -> bool:
     return isinstance(scalar, float | int) and scalar == 1
 
 
-def combined(terms: list[tuple[Scalar, Tensor]], out: Tensor | None = None) -> Tensor:
+def combined(terms: Sequence[tuple[Scalar, Tensor]], out: Tensor | None = None) -> Tensor:
     """Σ scalar · tensor, with as few passes as that takes, into `out` if there is one.
 
     Without it, a single tensor times 1 is returned as it is.
@@ -133,6 +135,9 @@ def is_moderate(scale: Scalar) -> bool:
     return bool(0.1 < scale < 10)
 
 
-def squeezed(scalar: Scalar) -> Scalar:
+T = TypeVar("T", Scalar, Factor)
+
+
+def squeezed(scalar: T) -> T:
     """A scalar for arrays (c, L, O, n) as one for vectors (c, L, P)."""
     return scalar[..., 0] if isinstance(scalar, np.ndarray | Tensor) else scalar

@@ -34,11 +34,14 @@ class Compiled(Samples):
         assert bool(ready.ones.all()), "clients of different sizes are not stacked here"
         panels: list[Tensor] = []
         first: dict[int, int] = {}  # panel of a batch, by the batch's first sample
+        steps = []
         for batch in self.batches:
-            if batch.rows.start not in first:
-                first[batch.rows.start] = sum(one.shape[1] for one in panels)
+            assert isinstance(batch.rows, slice), "batches of a shuffled order are not compiled"
+            start = batch.rows.start
+            if start not in first:
+                first[start] = sum(one.shape[1] for one in panels)
                 panels.append(kernels.panels(ready.gram[..., batch.rows]))
-        steps = [(b.rows.start, b.rows.stop, b.reach, first[b.rows.start]) for b in self.batches]
+            steps.append((start, batch.rows.stop, batch.reach, first[start]))
         onehot = ready.onehot[:, 0].contiguous()
         self.clients = kernels.Clients(
             ready.x.numpy(), onehot.numpy(), torch.cat(panels, dim=1).numpy(), np.array(steps, dtype=np.int64)

@@ -17,8 +17,8 @@ class Norms:
     """The part of `Samples` that clips gradients."""
 
     def _cut(self: "Samples", g: Combination) -> Combination:  # type: ignore[misc]
-        square = self._square(terms_of(g, self.device))
-        return g if square is None else shrink(square.sqrt(), self.local.clip) * g
+        square, clip = self._square(terms_of(g, self.device)), self.local.clip
+        return g if square is None or clip is None else shrink(square.sqrt(), clip) * g
 
     def _square(self: "Samples", g: tuple[Term, ...]) -> Tensor | None:  # type: ignore[misc]
         """‖g‖² at each client and lane, (c, L, 1, 1), from inner products of basis vectors; None without clipping."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedkin.algorithms.local import Local
 from fedkin.data.federation import Clients
-from fedkin.engine.spaces.combination import Scalar, is_zero
+from fedkin.engine.spaces.combination import Factor, is_zero
 from fedkin.errors import BadInput
 from fedkin.models import Model
 from fedkin.types import Integers, Tensors
@@ -132,6 +132,6 @@ def is_run(positions: Integers) -> bool:
     return bool((np.diff(positions) == 1).all())
 
 
-def shrink(norm: Tensor, clip: Scalar) -> Tensor:
+def shrink(norm: Tensor, clip: Factor) -> Tensor:
     """The factor that cuts a vector of this norm to at most `clip`."""
     return torch.clamp(clip / norm, max=1.0)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from fedkin.algorithms.local import Local
-from fedkin.engine.spaces.combination import Combination, Scalar, factor, is_moderate, proportion, squeezed
+from fedkin.engine.spaces.combination import Combination, Factor, Scalar, factor, is_moderate, proportion, squeezed
 from fedkin.types import Tensors
 
 
@@ -21,8 +21,8 @@ class Term(NamedTuple):
     """A term of a combination: its scalar for arrays (c, L, O, n), and the same for vectors (c, L, P)."""
 
     name: str
-    scalar: Scalar
-    on_vectors: Scalar
+    scalar: Factor
+    on_vectors: Factor
 
 
 def terms_of(v: Combination, device: torch.device) -> tuple[Term, ...]:
