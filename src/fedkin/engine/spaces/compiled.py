@@ -43,7 +43,7 @@ class Compiled(Samples):
                 panels.append(kernels.panels(ready.gram[..., batch.rows]))
             steps.append((start, batch.rows.stop, batch.reach, first[start]))
         onehot = ready.onehot[:, 0].contiguous()
-        self.clients = kernels.Clients(
+        self.clients = kernels.PackedClients(
             ready.x.numpy(), onehot.numpy(), torch.cat(panels, dim=1).numpy(), np.array(steps, dtype=np.int64)
         )
         self.ready, self.batches = replace(ready, gram=ready.gram.new_empty(0)), []

@@ -12,7 +12,6 @@ Everything is done by one thread, without Python's lock.
 """
 
 from collections.abc import Callable
-from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,10 +20,22 @@ from numba import njit
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedkin.engine.spaces.vectors import ADDRESS, ADDRESS_TYPE, LANE, NUMBER, VECTOR, Vectors, vector_code
-
-WIDTH = 2 * LANE  # columns of a panel
-LINE = 4 * WIDTH  # bytes of a panel's row
+from fedkin.engine.spaces.inner_loops import (
+    LINE,
+    MOST,
+    WIDTH,
+    copy_lines,
+    five_rows,
+    four_rows,
+    join_residuals,
+    join_residuals_of_rest,
+    mixture_of,
+    mixture_of_rest,
+    six_rows,
+    three_rows,
+    turn_samples,
+)
+from fedkin.engine.spaces.vectors import LANE, NUMBER
 
 
 def compiled(signature: str) -> Callable[[Any], Any]:
@@ -49,36 +60,6 @@ def panels(columns: Tensor) -> Tensor:
     return filled.view(count, length, -1, WIDTH).transpose(1, 2).contiguous()
 
 
-def _tile(height: int) -> Any:
-    """Add so many rows times a panel, times a scale each, to a place.
-
-    Every number of the panel is read once for all rows. Meanwhile what comes next is fetched.
-    """
-
-    def write(v: Vectors, *places: Any) -> None:
-        rows, row, scale, panel, length, out, out_row, ahead, by = places
-
-        def line(k: Any, sums: list[Any]) -> list[Any]:
-            columns = [v.load(v.at(panel, (LINE, k), (VECTOR, j))) for j in range(2)]
-            v.fetch(v.at(ahead, (by, k)))
-            factors = [v.spread(v.at(rows, (row, i), (NUMBER, k))) for i in range(height)]
-            return [v.multiply_add(factors[i], columns[j], sums[2 * i + j]) for i in range(height) for j in range(2)]
-
-        sums = v.loop(length, [v.zero] * 2 * height, line)
-        for i in range(height):
-            by_scale = v.spread(v.at(scale, (NUMBER, i)))
-            for j in range(2):
-                place = v.at(out, (out_row, i), (VECTOR, j))
-                v.store(v.multiply_add(by_scale, sums[2 * i + j], v.load(place)), place)
-
-    return vector_code(write)
-
-
-# Of sixteen registers two hold a line of the panel and one a row's number, so there may be twelve sums.
-MOST, FEWEST = 6, 3
-_three_rows, _four_rows, _five_rows, _six_rows = (_tile(height) for height in range(FEWEST, MOST + 1))
-
-
 @compiled("int64(int64)")
 def _tiles(count):  # type: ignore[no-untyped-def]
     return (count + MOST - 1) // MOST
@@ -94,13 +75,13 @@ def _add(  # type: ignore[no-untyped-def]
         height = count // tiles + (number < count % tiles)
         tile = (rows, row, scale, panel, length, out, out_row, ahead, by)
         if height == 6:
-            _six_rows(tile)
+            six_rows(tile)
         elif height == 5:
-            _five_rows(tile)
+            five_rows(tile)
         elif height == 4:
-            _four_rows(tile)
+            four_rows(tile)
         else:
-            _three_rows(tile)
+            three_rows(tile)
         rows, scale, out = rows + height * row, scale + height * NUMBER, out + height * out_row
         if number + 1 < fetching:
             ahead += ahead_tile
@@ -111,34 +92,15 @@ def _add(  # type: ignore[no-untyped-def]
 # -- received vectors --------------------------------------------------------------------------------------------------
 
 
-def _write_mixture(v: Vectors, given: Any, by: Any, count: Any, at: Any, plus: Any, out: Any, vectors: Any) -> None:
-    """Something plus Σ by·given, of so many vectors of parameters; all from the same place in them on."""
-
-    def mix(k: Any, _: list[Any]) -> list[Any]:
-        def add(s: Any, total: list[Any]) -> list[Any]:
-            start = v.load(v.at(given, (ADDRESS, s)), ADDRESS_TYPE)
-            part = v.load(v.at(start, (1, at), (v.bytes, k)))
-            return [v.multiply_add(v.spread(v.at(by, (NUMBER, s))), part, total[0])]
-
-        (total,) = v.loop(count, [v.load(v.at(plus, (v.bytes, k)))], add)
-        v.store(total, v.at(out, (v.bytes, k)))
-        return []
-
-    v.loop(vectors, [], mix)
-
-
-_mixture, _mixture_rest = vector_code(_write_mixture), vector_code(_write_mixture, lane=1)
-
-
 @compiled("(int64, int64, int64, int64, int64, int64, int64)")
 def _mix(given, by, count, at, plus, out, length):  # type: ignore[no-untyped-def]
-    """The same for any number of parameters."""
+    """Something plus Σ by·given, for any number of parameters: whole vectors, then the rest."""
     whole = length // LANE * LANE
     if whole > 0:
-        _mixture((given, by, count, at, plus, out, whole // LANE))
+        mixture_of((given, by, count, at, plus, out, whole // LANE))
     if whole < length:
         done = whole * NUMBER
-        _mixture_rest((given, by, count, at + done, plus + done, out + done, length - whole))
+        mixture_of_rest((given, by, count, at + done, plus + done, out + done, length - whole))
 
 
 @compiled("(int64[:, ::1], float32[:, ::1], float32[:, ::1], float32[:, ::1])")
@@ -163,22 +125,6 @@ def mixed_weights(given, by, whole, less):  # type: ignore[no-untyped-def]
 # -- rows times samples ------------------------------------------------------------------------------------------------
 
 
-def _write_turned(v: Vectors, x: Any, sample: Any, panel: Any, lines: Any) -> None:
-    """Sixteen samples as the columns of a panel, sixteen features at a time."""
-
-    def turn(k: Any, _: list[Any]) -> list[Any]:
-        for j, h in product(range(2), range(2)):
-            rows = [v.load(v.at(x, (sample, j * LANE + i), (LINE, k), (VECTOR, h))) for i in range(LANE)]
-            for i, column in enumerate(v.turned(rows)):
-                v.store(column, v.at(panel, (WIDTH * LINE, k), (LINE, h * LANE + i), (VECTOR, j)))
-        return []
-
-    v.loop(lines, [], turn)
-
-
-_turn = vector_code(_write_turned)
-
-
 @compiled("(float32[:, ::1], float32[:, ::1], float32[:, ::1], float32[:, ::1])")
 def scores(weight, x, panel, out):  # type: ignore[no-untyped-def]
     """Weights (R, D+1) times xᵀ of samples x (n, D), 16 at least, into out (R, n or more). `panel` is (D+1, 16)."""
@@ -190,7 +136,7 @@ def scores(weight, x, panel, out):  # type: ignore[no-untyped-def]
         j = min(start, samples - WIDTH)  # the last sixteen may hold some of those before again
         own = x.ctypes.data + j * x.strides[0]
         if whole > 0:
-            _turn((own, x.strides[0], panel.ctypes.data, whole // WIDTH))
+            turn_samples((own, x.strides[0], panel.ctypes.data, whole // WIDTH))
         for d in range(whole, features):
             for i in range(WIDTH):
                 panel[d, i] = x[j + i, d]
@@ -205,18 +151,6 @@ def scores(weight, x, panel, out):  # type: ignore[no-untyped-def]
                 out[r, j + i] = z[r, i]
 
 
-def _write_copied(v: Vectors, x: Any, panels: Any, panel: Any, width: Any) -> None:
-    """A sample's line of every panel."""
-
-    def copy(k: Any, _: list[Any]) -> list[Any]:
-        for h in range(2):
-            v.store(v.load(v.at(x, (LINE, k), (VECTOR, h))), v.at(panels, (panel, k), (VECTOR, h)))
-        return []
-
-    v.loop(width, [], copy)
-
-
-_copy = vector_code(_write_copied)
 TALL, BROAD = 64, 16  # samples, and panels of features, that are put in order at a time
 
 
@@ -239,7 +173,7 @@ def sums(rows, scale, x, first, total):  # type: ignore[no-untyped-def]
         own = x.ctypes.data + j * x.strides[0] + first * LINE
         for i in range(tall):
             if full > 0:
-                _copy((own + i * x.strides[0], block.ctypes.data + i * LINE, block.strides[0], full))
+                copy_lines((own + i * x.strides[0], block.ctypes.data + i * LINE, block.strides[0], full))
             if full < broad:
                 for d in range(rest):
                     block[full, i, d] = x[j + i, width * WIDTH + d]
@@ -292,58 +226,15 @@ def models(trail, scale, x, given, by, out, total):  # type: ignore[no-untyped-d
 # -- the local steps of softmax regression -----------------------------------------------------------------------------
 
 
-def _write_joined(v: Vectors, z: Any, onehot: Any, trail: Any, rows: Any, others: Any, weight: Any, many: Any) -> None:
-    """To the trail of so many vectors of samples with scores z, add weight · (softmax(z) − onehot).
-
-    All are less the last class's: its score is 0, and its residual is subtracted from the others'.
-    """
-    z_row, onehot_row, trail_row = (v.load(v.at(rows, (ADDRESS, i)), ADDRESS_TYPE) for i in range(3))
-    each = v.spread(weight)
-
-    def samples(b: Any, _: list[Any]) -> list[Any]:
-        def score(k: Any) -> Any:
-            return v.at(z, (z_row, k), (v.bytes, b))
-
-        def exponential(k: Any, total: list[Any]) -> list[Any]:
-            power = v.exp(v.builder.fsub(v.load(score(k)), most))
-            v.store(power, score(k))
-            return [v.builder.fadd(total[0], power)]
-
-        (most,) = v.loop(others, [v.zero], lambda k, most: [v.larger(most[0], v.load(score(k)))])
-        last = v.exp(v.builder.fsub(v.zero, most))
-        (total,) = v.loop(others, [last], exponential)
-        share = v.builder.fdiv(each, total)
-
-        def residual(power: Any, k: Any) -> Any:
-            label = v.builder.fmul(each, v.load(v.at(onehot, (onehot_row, k), (v.bytes, b))))
-            return v.builder.fsub(v.builder.fmul(power, share), label)
-
-        of_last = residual(last, others)
-
-        def join(k: Any, _: list[Any]) -> list[Any]:
-            less = v.builder.fsub(residual(v.load(score(k)), k), of_last)
-            place = v.at(trail, (trail_row, k), (v.bytes, b))
-            v.store(v.builder.fadd(v.load(place), less), place)
-            return []
-
-        v.loop(others, [], join)
-        return []
-
-    v.loop(many, [], samples)
-
-
-_joined, _joined_rest = vector_code(_write_joined), vector_code(_write_joined, lane=1)
-
-
 @compiled("(int64, int64, int64, int64, int64, int64, int64)")
 def _join(z, onehot, trail, rows, others, weight, samples):  # type: ignore[no-untyped-def]
-    """The same for any number of samples."""
+    """Add weight · (softmax(z) − onehot) to the trail, for any number of samples: whole vectors, then the rest."""
     whole = samples // LANE * LANE
     if whole > 0:
-        _joined((z, onehot, trail, rows, others, weight, whole // LANE))
+        join_residuals((z, onehot, trail, rows, others, weight, whole // LANE))
     if whole < samples:
         done = whole * NUMBER
-        _joined_rest((z + done, onehot + done, trail + done, rows, others, weight, samples - whole))
+        join_residuals_of_rest((z + done, onehot + done, trail + done, rows, others, weight, samples - whole))
 
 
 @compiled(
@@ -421,7 +312,7 @@ class Recipe(NamedTuple):
     length: NDArray[np.float32]
 
 
-class Clients(NamedTuple):
+class PackedClients(NamedTuple):
     """Clients with the same number n of samples.
 
     x        (c, n, D)       their samples
@@ -465,7 +356,7 @@ def _softmax_round(  # type: ignore[no-untyped-def]
         models(trail, by_row, x[c], received[c], base[steps - 1], out[c], total)
 
 
-def softmax_round(recipe: Recipe, clients: Clients, received: list[Tensor], out: Tensor) -> None:
+def softmax_round(recipe: Recipe, clients: PackedClients, received: list[Tensor], out: Tensor) -> None:
     """A round of clients, from received vectors (L, c, P) to their models, which are written to `out`."""
     size = (clients.x.shape[-1] + 1) * clients.onehot.shape[1]
     starts = np.stack([addresses(vectors, size) for vectors in received], axis=-1)

@@ -20,7 +20,7 @@ NUMBER_TYPE, ADDRESS_TYPE, WORD_TYPE = ir.FloatType(), ir.IntType(64), ir.IntTyp
 BYTES_TYPE = ir.IntType(8).as_pointer()
 
 
-class Vectors:
+class VectorWriter:
     """Writes code with vectors. Addresses are numbers; `at` does sums and products with them.
 
     The same code may be written for vectors of a single number, for what is left over by others.
@@ -143,7 +143,7 @@ def vector_code(write: Callable[..., None], lane: int = LANE) -> Any:
     def function(_: Any, kind: Any) -> Any:
         def code(context: Any, builder: Any, _: Any, arguments: Any) -> Any:
             values = cgutils.unpack_tuple(builder, arguments[0])  # type: ignore[no-untyped-call]
-            write(Vectors(builder, lane), *values)
+            write(VectorWriter(builder, lane), *values)
             return context.get_dummy_value()
 
         return types.void(kind), code
