@@ -39,9 +39,7 @@ MOST, FEWEST = 6, 3
 three_rows, four_rows, five_rows, six_rows = (_tile(height) for height in range(FEWEST, MOST + 1))
 
 
-def _write_mixture(
-    v: VectorWriter, given: Any, by: Any, count: Any, at: Any, plus: Any, out: Any, vectors: Any
-) -> None:
+def _write_mixture(v: VectorWriter, *places: Any) -> None:
     """Something plus Σ by·given, of so many vectors of parameters; all from the same place in them on."""
     given, by, count, at, plus, out, vectors = places
 
@@ -91,9 +89,7 @@ def _write_copied(v: VectorWriter, x: Any, panels: Any, panel: Any, width: Any) 
 copy_lines = vector_code(_write_copied)
 
 
-def _write_joined(
-    v: VectorWriter, z: Any, onehot: Any, trail: Any, rows: Any, others: Any, weight: Any, many: Any
-) -> None:
+def _write_joined(v: VectorWriter, *places: Any) -> None:
     """To the trail of so many vectors of samples with scores z, add weight · (softmax(z) − onehot).
 
     All are less the last class's: its score is 0, and its residual is subtracted from the others'.
