@@ -1,5 +1,6 @@
 """Configuration: grids, names, overrides, and one clear sentence for what is wrong."""
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 from fedkin.algorithms import FedKin, FedProx
 from fedkin.algorithms.schedules import Schedule
 from fedkin.errors import BadInput
-from fedkin.experiments.config import _section_keys, default_text, plans
+from fedkin.experiments.grid import _section_keys, default_text, plans
 
 
 def names(settings: dict[str, Any], *overrides: str) -> list[str]:
@@ -51,6 +52,21 @@ def test_a_grid_of_grids_has_a_name_for_each() -> None:
     assert [plan.config.partition.clients for plan in found] == [100, 7]
 
 
+def test_no_run_takes_the_name_of_another() -> None:
+    """The stems of x/a and y/a are alike; the made-up name of the second must not be that of a third."""
+    groups = ["x/a", "a-2", "y/a"]
+    found = plans({"partition": {"group": groups}})
+    assert [plan.config.partition.group for plan in found] == groups
+    assert [plan.name for plan in found] == ["fedavg-group=a", "fedavg-group=a-2", "fedavg-group=a-3"]
+
+
+def test_ten_thousand_runs_are_planned_in_seconds() -> None:
+    settings = {"seed": list(range(100)), "algorithm": {"name": "fedkin", "beta": [i / 100 for i in range(1, 101)]}}
+    began = time.process_time()
+    assert len(plans(settings)) == 10_000
+    assert time.process_time() - began < 10
+
+
 def test_overrides() -> None:
     settings: dict[str, Any] = {"algorithm": [{"name": "fedavg"}, {"name": "fedkin", "beta": 0.9}]}
     by_name = plans(settings, ["rounds=7", "beta=[0.5, 0.3]", "clients=9", "data.source=mnist", "clip=inf"])
@@ -58,6 +74,7 @@ def test_overrides() -> None:
     config = by_name[0].config
     assert (config.rounds, config.partition.clients, config.data.source) == (7, 9, "mnist")
     assert config.local.work().clip is None
+    assert plans(settings, ["model.args.width=10"])[0].config.model.args == {"width": 10}
     assert names(settings, "algorithm=fedsgd") == ["fedsgd"]
     assert names(settings, 'algorithm=[{name="fedprox", alpha=1}]') == ["fedprox-alpha=1"]
     assert settings["algorithm"][1]["beta"] == 0.9, "the caller's settings are not changed"
@@ -100,6 +117,16 @@ def test_schedules() -> None:
         ({"rounds": "many"}, "rounds = 'many' is not valid"),
         ({"rounds": []}, "describes no run"),
         ({"local": 3}, "[local] must be a table of keys, not 3"),
+        ({"local": {"step_size": True}}, "local.step_size = True is not valid"),
+        ({"local": {"epochs": "5"}}, "local.epochs = '5' is not valid"),
+        ({"rounds": True}, "rounds = True is not valid"),
+        ({"algorithm": {"name": "fedkin", "beta": True}}, "algorithm.beta = True is not a number or a schedule"),
+        ({"algorithm": {"name": "fedkin", "absent": 3}}, "algorithm.absent = 3 is not valid: it must be a word"),
+        ({"seed": 2**32}, f"seed = {2**32} is out of range"),
+        ({"rounds": 2**63}, f"rounds = {2**63} is out of range"),
+        ({"threads": 100_000}, "threads = 100000 is out of range"),
+        ({"take_part": 0}, "take_part = 0 is out of range"),
+        ({"algorithm": 5}, "[algorithm] must be a table of keys, not 5"),
         ({"name": "a/b"}, "must be usable as the name of a folder"),
         ({"threshold": 2}, "threshold = 2 is out of range"),
     ],
@@ -120,6 +147,9 @@ def test_bad_settings(settings: dict[str, Any], says: str) -> None:
         ("betta=0.3", "unknown key 'betta' (did you mean 'beta'?)"),
         ("local.epoch=3", "unknown key 'local.epoch' (did you mean 'local.epochs'?)"),
         ("alpha=3", "none of the algorithms (fedavg) has a key 'alpha'"),
+        ("rounds=" + "9" * 5000, "--set rounds: the value cannot be read"),
+        ("rounds=" + "[" * 2000 + "]" * 2000, "--set rounds: the value cannot be read"),
+        ("model.kind.args.x=3", "unknown key"),
         ("kind=uniform", "'kind' could be any of graph.kind, model.kind"),
     ],
 )
@@ -127,6 +157,19 @@ def test_bad_overrides(override: str, says: str) -> None:
     with pytest.raises(BadInput) as error:
         plans({"algorithm": "fedavg"}, [override])
     assert says in str(error.value)
+
+
+def test_an_algorithm_that_is_none_cannot_be_overridden() -> None:
+    with pytest.raises(BadInput, match="algorithm = 5 is not valid"):
+        plans({"algorithm": 5}, ["beta=0.5"])
+
+
+def test_nested_too_deeply() -> None:
+    deep: Any = 3
+    for _ in range(5000):
+        deep = [deep]
+    with pytest.raises(BadInput, match="nested too deeply"):
+        plans({"rounds": deep})
 
 
 def test_files(tmp_path: Path) -> None:
@@ -142,8 +185,13 @@ def test_files(tmp_path: Path) -> None:
         plans(file)
     with pytest.raises(BadInput, match="there is no file"):
         plans(tmp_path / "none.toml")
-    with pytest.raises(BadInput, match="cannot be read"):
-        plans(tmp_path)
+    file.write_text(f"rounds = {'9' * 5000}")
+    for unreadable in (tmp_path, file, Path("nul\0.toml")):
+        with pytest.raises(BadInput, match="cannot be read"):
+            plans(unreadable)
+    file.write_text(f"rounds = {'[' * 2000}{']' * 2000}")
+    with pytest.raises(BadInput, match="nested too deeply"):
+        plans(file)
 
 
 def test_every_setting_is_documented() -> None:

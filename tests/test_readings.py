@@ -13,7 +13,8 @@ from fedkin.data.partition import split
 from fedkin.engine.local_work import batches_of_client
 from fedkin.engine.simulation import Simulation
 from fedkin.errors import BadInput
-from fedkin.experiments.config import Experiment, Reading, plans
+from fedkin.experiments.config import Experiment, Reading
+from fedkin.experiments.grid import plans
 from fedkin.experiments.readings import PermutedSimulation, permutation, read_as
 from fedkin.experiments.run import Preparation
 from fedkin.graph.similarity import SimilarityGraph, build_graph, message

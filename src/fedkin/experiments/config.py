@@ -1,36 +1,34 @@
-"""The configuration of an experiment: one short TOML file, validated, unknown keys rejected.
+"""The settings of a run: the tables of a TOML file, validated, unknown keys rejected."""
 
-A list anywhere a value may stand makes a grid: `beta = [0.9, 0.5]` is two runs, and so is a list of tables.
-"""
-
-import tomllib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
-from importlib.resources import files
-from itertools import product
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import MISSING, fields
+from dataclasses import Field as DataclassField
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from fedkin.algorithms import ALGORITHMS, Algorithm, algorithm_named
+from fedkin.algorithms import Algorithm, algorithm_named
+from fedkin.algorithms.base import is_hyper
 from fedkin.algorithms.local import Local
 from fedkin.algorithms.schedules import Schedule
 from fedkin.errors import BadInput, nearest
 
 Settings = dict[str, Any]
+MOST = 10**9  # of anything that is counted
 
 
 class Section(BaseModel):
     """A table of the file."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 S = TypeVar("S", bound=Section)
 
 
-class Data(Section):
+class DataSection(Section):
     """Which samples.
 
     source      digits, mnist, fashion_mnist, femnist, cifar10, cifar100, or the path of an npz file
@@ -53,12 +51,12 @@ class Partition(Section):
     group            instead: a natural split by a group key of the data, such as writer
     """
 
-    clients: int = Field(default=100, ge=2)
+    clients: int = Field(default=100, ge=2, le=MOST)
     class_imbalance: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     size_imbalance: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     scheme: Literal["paper", "published"] = "published"
     mixes: Literal["paper", "published"] | None = None
-    clusters: int = Field(default=0, ge=0)
+    clusters: int = Field(default=0, ge=0, le=MOST)
     group: str | None = None
 
 
@@ -76,7 +74,7 @@ class Graph(Section):
 
     kind: Literal["similarity", "uniform", "shuffled", "global"] = "similarity"
     weights: Literal["adjacency", "uniform", "samples"] = "adjacency"
-    neighbours: int = Field(default=0, ge=0)
+    neighbours: int = Field(default=0, ge=0, le=MOST)
     search: Literal["exact", "approximate"] = "exact"
     temperature: float = Field(default=1.0, gt=0, allow_inf_nan=False)
     pixels: Literal["raw", "preprocessed"] = "raw"
@@ -92,7 +90,7 @@ class ModelSection(Section):
     """
 
     kind: str = "softmax"
-    hidden: int = Field(default=128, ge=1)
+    hidden: int = Field(default=128, ge=1, le=MOST)
     args: dict[str, Any] = Field(default_factory=dict)
 
 
@@ -101,7 +99,7 @@ class Scheduled(Section):
 
     start: float = Field(alias="from")
     end: float = Field(alias="to")
-    over: int
+    over: int = Field(le=MOST)
     shape: str = "linear"
 
     def schedule(self) -> Schedule:
@@ -121,9 +119,9 @@ class LocalSection(Section):
     """
 
     step_size: float | Scheduled = 1e-3
-    epochs: int = Field(default=10, ge=1)
-    batch_size: int | Literal["all"] = 256
-    steps: int = Field(default=0, ge=0)
+    epochs: int = Field(default=10, ge=1, le=MOST)
+    batch_size: Annotated[int, Field(le=MOST)] | Literal["all"] = 256
+    steps: int = Field(default=0, ge=0, le=MOST)
     order: Literal["fixed", "shuffled"] = "fixed"
     l2: float = Field(default=1e-4, ge=0, allow_inf_nan=False)
     clip: float = Field(default=float("inf"), gt=0)
@@ -143,7 +141,7 @@ class LocalSection(Section):
 class AlgorithmSection(Section):
     """Which algorithm, and its own hyper-parameters: whatever fields its class has."""
 
-    model_config = ConfigDict(extra="allow", frozen=True)
+    model_config = ConfigDict(extra="allow", frozen=True, strict=True)
 
     name: str = "fedavg"
 
@@ -160,18 +158,32 @@ class AlgorithmSection(Section):
 
     def build(self, step_size: float | Scheduled) -> Algorithm:
         """The algorithm object; it checks its own ranges."""
+        kind = algorithm_named(self.name)
         values: Settings = {"step_size": step_size, **(self.model_extra or {})}
-        for key, value in values.items():
-            if isinstance(value, Mapping):
-                values[key] = validated(Scheduled, dict(value), f"algorithm.{key}").schedule()
-            elif isinstance(value, Scheduled):
-                values[key] = value.schedule()
-            elif isinstance(value, bool) or (key != "absent" and not isinstance(value, int | float)):
-                raise BadInput(f"algorithm.{key} = {value!r} is not a number or a schedule")
+        for f in fields(kind):
+            if f.name in values:
+                values[f.name] = _field_value(kind, f, values[f.name])
         try:
-            return algorithm_named(self.name)(**values)
+            return kind(**values)
         except BadInput as error:
             raise BadInput(f"algorithm {self.name}: {error}") from None
+
+
+def _field_value(kind: type[Algorithm], f: DataclassField[Any], value: Any) -> Any:
+    """A setting as a field of an algorithm: a number or a schedule, or whatever type the field's default has."""
+    if isinstance(value, Scheduled):
+        return value.schedule()
+    if is_hyper(kind, f.name):
+        if isinstance(value, Mapping):
+            return validated(Scheduled, dict(value), f"algorithm.{f.name}").schedule()
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise BadInput(f"algorithm.{f.name} = {value!r} is not a number or a schedule")
+    elif f.default is not MISSING and f.default is not None and type(value) is not type(f.default):
+        raise BadInput(f"algorithm.{f.name} = {value!r} is not valid: it must be {NOUNS[type(f.default)]}")
+    return value
+
+
+NOUNS = defaultdict(lambda: "of the type of its default", {int: "a whole number", str: "a word", bool: "true or false"})
 
 
 def knobs(algorithm: str) -> list[str]:
@@ -209,14 +221,14 @@ class Experiment(Section):
     """
 
     name: str = "experiment"
-    seed: int = Field(default=0, ge=0)
-    rounds: int = Field(default=200, ge=1)
+    seed: int = Field(default=0, ge=0, lt=2**32)
+    rounds: int = Field(default=200, ge=1, le=MOST)
     threshold: float = Field(default=0.75, gt=0, le=1)
-    take_part: int | Literal["all"] = "all"
+    take_part: Annotated[int, Field(ge=1, le=MOST)] | Literal["all"] = "all"
     device: str = "cpu"
-    threads: int = Field(default=0, ge=0)
-    checkpoint_every: int = Field(default=10, ge=1)
-    data: Data = Data()
+    threads: int = Field(default=0, ge=0, le=1024)
+    checkpoint_every: int = Field(default=10, ge=1, le=MOST)
+    data: DataSection = DataSection()
     partition: Partition = Partition()
     graph: Graph = Graph()
     model: ModelSection = ModelSection()
@@ -252,161 +264,7 @@ class Experiment(Section):
         return self
 
 
-@dataclass(frozen=True)
-class Plan:
-    """One run of a grid: the name of its folder, and its configuration."""
-
-    name: str
-    config: Experiment
-
-
 SECTIONS = {name: info.annotation for name, info in Experiment.model_fields.items()}
-
-
-def plans(source: Path | str | Mapping[str, Any] | None = None, overrides: Sequence[str] = ()) -> list[Plan]:
-    """All runs that a TOML file (or a dictionary, or the embedded default) describes, after `key=value` overrides."""
-    settings = read(source)
-    for override in overrides:
-        _override(settings, override)
-    # The algorithm varies fastest, so that runs which share a federation follow each other.
-    settings = {
-        **{k: v for k, v in settings.items() if k != "algorithm"},
-        "algorithm": settings.get("algorithm", {}),
-    }
-    found: dict[str, Plan] = {}
-    configs: list[Settings] = []
-    for choice, run in _expand(settings):
-        config = validated(Experiment, run)
-        name = _name(config, choice)
-        resolved = config.model_dump(mode="json")
-        if resolved in configs:
-            continue  # the same run described twice
-        if name in found:
-            name = f"{name}-{len(found)}"
-        configs.append(resolved)
-        found[name] = Plan(name, config)
-    if not found:
-        raise BadInput("the experiment describes no run: an empty list stands where a value should")
-    return list(found.values())
-
-
-def read(source: Path | str | Mapping[str, Any] | None) -> Settings:
-    """The raw settings of a file, a dictionary or, for None, the embedded default."""
-    if isinstance(source, Mapping):
-        return {key: _copied(value) for key, value in source.items()}
-    try:
-        text = default_text() if source is None else Path(source).read_text(encoding="utf-8")
-        settings = tomllib.loads(text)
-    except FileNotFoundError:
-        raise BadInput(f"there is no file {source}: give the path of a TOML file, or none for the default") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"{source} cannot be read ({error}): give the path of a TOML file") from None
-    except tomllib.TOMLDecodeError as error:
-        raise BadInput(f"{source} is not valid TOML: {error}") from None
-    if source is not None:
-        settings.setdefault("name", Path(source).stem)
-    return settings
-
-
-def default_text() -> str:
-    """The embedded default experiment, as TOML."""
-    return (files("fedkin") / "demo.toml").read_text(encoding="utf-8")
-
-
-def _copied(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {k: _copied(v) for k, v in value.items()}
-    return [_copied(v) for v in value] if isinstance(value, list | tuple) else value
-
-
-def _override(settings: Settings, override: str) -> None:
-    """Apply `key=value`, where the key may be dotted or, if only one section has it, the bare last word."""
-    key, equals, text = override.partition("=")
-    if not equals:
-        raise BadInput(f"--set takes key=value, such as --set rounds=20, not '{override}'")
-    try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        value = text.strip()  # a bare word is a string
-    section, _, leaf = _full_key(key.strip()).rpartition(".")
-    if not section:
-        settings[leaf] = value
-        return
-    table = settings.setdefault(section, {})
-    if section != "algorithm":
-        if not isinstance(table, dict):
-            raise BadInput(f"--set {key}: the file gives several {section} tables; set it in the file")
-        table[leaf] = value
-        return
-    entries = table if isinstance(table, list) else [table]
-    entries = [{"name": e} if isinstance(e, str) else e for e in entries]
-    names = {n for e in entries for n in _as_list(e.get("name", "fedavg"))}
-    fitting = [e for e in entries if all(leaf in ["name", *knobs(n)] for n in _as_list(e.get("name", "fedavg")))]
-    if not fitting:
-        valid = sorted({k for n in names for k in knobs(n)})
-        raise BadInput(f"none of the algorithms ({', '.join(sorted(names))}) has a key '{leaf}'; they have: {valid}")
-    for entry in fitting:
-        entry[leaf] = value
-    settings["algorithm"] = entries
-
-
-def _as_list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]
-
-
-def _section_keys() -> Iterator[str]:
-    for name, annotation in SECTIONS.items():
-        yield name
-        if isinstance(annotation, type) and issubclass(annotation, Section):
-            yield from (f"{name}.{field}" for field in annotation.model_fields)
-    yield from {f"algorithm.{knob}": None for name in ALGORITHMS for knob in knobs(name)}
-
-
-def _full_key(key: str) -> str:
-    known = list(_section_keys())
-    if key in known or key.startswith(("algorithm.", "model.args.")):
-        return key
-    ends = [k for k in known if k.endswith(f".{key}")]
-    if len(ends) == 1:
-        return ends[0]
-    if ends:
-        raise BadInput(f"'{key}' could be any of {', '.join(ends)}: write one of them out")
-    leaves = {k.rpartition(".")[2] for k in known}
-    raise BadInput(f"unknown key '{key}'{nearest(key, leaves if '.' not in key else known)}")
-
-
-def _expand(value: Any, path: str = "") -> Iterator[tuple[dict[str, Any], Any]]:
-    """All values that a value with lists in it stands for, each with the choices made."""
-    if isinstance(value, list):
-        for entry in value:
-            for choice, one in _expand(entry, path):
-                # A table in a list is named by what is in it, a plain value by itself.
-                yield (choice if isinstance(one, dict) else {path: one, **choice}), one
-    elif isinstance(value, dict):
-        parts = [list(_expand(v, f"{path}.{k}" if path else k)) for k, v in value.items()]
-        for combination in product(*parts):
-            choice = {k: v for chosen, _ in combination for k, v in chosen.items()}
-            yield choice, dict(zip(value, (one for _, one in combination), strict=True))
-    else:
-        yield {}, value
-
-
-def _name(config: Experiment, choice: Mapping[str, Any]) -> str:
-    """The algorithm with all its hyper-parameters, then whatever else the grid varies."""
-    words = [config.algorithm.name]
-    words += [f"{key}={_short(value)}" for key, value in (config.algorithm.model_extra or {}).items()]
-    for path, value in choice.items():
-        section, _, leaf = path.rpartition(".")
-        if section != "algorithm" and path != "algorithm":
-            words.append(f"{section if leaf == 'kind' else leaf}={_short(value)}")
-    return "-".join(words)
-
-
-def _short(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return f"{_short(value.get('from'))}to{_short(value.get('to'))}over{value.get('over')}"
-    text = f"{value:g}" if isinstance(value, float) else str(value)
-    return "".join(c if c.isalnum() or c in ".+_" else "_" for c in Path(text).stem if c) if "/" in text else text
 
 
 def validated(section: type[S], settings: Settings, at: str = "") -> S:
@@ -419,7 +277,7 @@ def validated(section: type[S], settings: Settings, at: str = "") -> S:
         raise BadInput(_sentence(section, where, first)) from None
 
 
-_TAGS = {"int", "float", "Scheduled", "literal['all']"}  # what pydantic adds to the place for unions
+_TAGS = {"int", "constrained-int", "float", "Scheduled", "literal['all']"}  # what pydantic adds to the place for unions
 
 
 def _sentence(section: type[Section], where: str, problem: Any) -> str:

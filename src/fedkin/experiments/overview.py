@@ -10,7 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from fedkin.data.federation import Federation
-from fedkin.experiments.config import Experiment, plans
+from fedkin.experiments.config import Experiment
+from fedkin.experiments.grid import plans
 from fedkin.experiments.progress import Listener, Silent
 from fedkin.experiments.run import Preparation
 from fedkin.graph.similarity import SimilarityGraph

@@ -24,7 +24,8 @@ from fedkin.engine.own import own_models
 from fedkin.engine.simulation import Simulation, State
 from fedkin.errors import BadInput
 from fedkin.experiments import records
-from fedkin.experiments.config import Experiment, Plan, plans
+from fedkin.experiments.config import Experiment
+from fedkin.experiments.grid import Plan, plans
 from fedkin.experiments.progress import Listener, Silent
 from fedkin.experiments.readings import read_as
 from fedkin.files import finite

@@ -1,0 +1,180 @@
+"""Grids of runs: from a TOML file to the plan of every run it describes.
+
+A list anywhere a value may stand makes a grid: `beta = [0.9, 0.5]` is two runs, and so is a list of tables.
+"""
+
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from fedkin.algorithms import ALGORITHMS
+from fedkin.errors import BadInput, nearest
+from fedkin.experiments.config import SECTIONS, Experiment, Section, Settings, knobs, validated
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One run of a grid: the name of its folder, and its configuration."""
+
+    name: str
+    config: Experiment
+
+
+def plans(source: Path | str | Mapping[str, Any] | None = None, overrides: Sequence[str] = ()) -> list[Plan]:
+    """All runs that a TOML file (or a dictionary, or the embedded default) describes, after `key=value` overrides."""
+    try:
+        settings = settings_from(source)
+        for override in overrides:
+            _override(settings, override)
+        return _plans(settings)
+    except RecursionError:
+        raise BadInput("the settings are nested too deeply: a list of values is as deep as a grid goes") from None
+
+
+def _plans(settings: Settings) -> list[Plan]:
+    # The algorithm varies fastest, so that runs which share a federation follow each other.
+    settings = {
+        **{k: v for k, v in settings.items() if k != "algorithm"},
+        "algorithm": settings.get("algorithm", {}),
+    }
+    runs: dict[str, tuple[str, Experiment]] = {}
+    for choice, run in _expand(settings):
+        config = validated(Experiment, run)
+        runs.setdefault(config.model_dump_json(), (_name(config, choice), config))  # described twice: one run
+    if not runs:
+        raise BadInput("the experiment describes no run: an empty list stands where a value should")
+    found: dict[str, Plan] = {}
+    given = {name for name, _ in runs.values()}
+    for name, config in runs.values():
+        unique, n = name, 2
+        while unique in found or (unique != name and unique in given):
+            unique, n = f"{name}-{n}", n + 1
+        found[unique] = Plan(unique, config)
+    return list(found.values())
+
+
+def settings_from(source: Path | str | Mapping[str, Any] | None) -> Settings:
+    """The raw settings of a file, a dictionary or, for None, the embedded default."""
+    if isinstance(source, Mapping):
+        return {key: _copied(value) for key, value in source.items()}
+    try:
+        text = default_text() if source is None else Path(source).read_text(encoding="utf-8")
+        settings = tomllib.loads(text)
+    except FileNotFoundError:
+        raise BadInput(f"there is no file {source}: give the path of a TOML file, or none for the default") from None
+    except tomllib.TOMLDecodeError as error:
+        raise BadInput(f"{source} is not valid TOML: {error}") from None
+    except (OSError, ValueError) as error:  # also a NUL in the path, bytes that are no text, a number of 5,000 digits
+        raise BadInput(f"{source} cannot be read ({error}): give the path of a TOML file") from None
+    if source is not None:
+        settings.setdefault("name", Path(source).stem)
+    return settings
+
+
+def default_text() -> str:
+    """The embedded default experiment, as TOML."""
+    return (files("fedkin") / "demo.toml").read_text(encoding="utf-8")
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {k: _copied(v) for k, v in value.items()}
+    return [_copied(v) for v in value] if isinstance(value, list | tuple) else value
+
+
+def _override(settings: Settings, override: str) -> None:
+    """Apply `key=value`, where the key may be dotted or, if only one section has it, the bare last word."""
+    key, equals, text = override.partition("=")
+    if not equals:
+        raise BadInput(f"--set takes key=value, such as --set rounds=20, not '{override}'")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text.strip()  # a bare word is a string
+    except (RecursionError, ValueError):  # too deep, or a number of 5,000 digits
+        raise BadInput(f"--set {key}: the value cannot be read: give a number, a word or a short list") from None
+    *sections, leaf = _full_key(key.strip()).split(".")
+    if sections[:1] != ["algorithm"]:
+        table = settings
+        for depth, section in enumerate(sections, start=1):
+            table = table.setdefault(section, {})
+            if not isinstance(table, dict):
+                raise BadInput(f"--set {key}: the file gives several {'.'.join(sections[:depth])} tables; set it there")
+        table[leaf] = value
+        return
+    table = settings.setdefault("algorithm", {})
+    entries = table if isinstance(table, list) else [table]
+    entries = [{"name": e} if isinstance(e, str) else e for e in entries]
+    if strange := next((e for e in entries if not isinstance(e, dict)), None):
+        raise BadInput(f"algorithm = {strange!r} is not valid: give a name, a table, or a list of these")
+    names = {n for e in entries for n in _as_list(e.get("name", "fedavg"))}
+    fitting = [e for e in entries if all(leaf in ["name", *knobs(n)] for n in _as_list(e.get("name", "fedavg")))]
+    if not fitting:
+        valid = sorted({k for n in names for k in knobs(n)})
+        raise BadInput(f"none of the algorithms ({', '.join(sorted(names))}) has a key '{leaf}'; they have: {valid}")
+    for entry in fitting:
+        entry[leaf] = value
+    settings["algorithm"] = entries
+
+
+def _as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def _section_keys() -> Iterator[str]:
+    for name, annotation in SECTIONS.items():
+        yield name
+        if isinstance(annotation, type) and issubclass(annotation, Section):
+            yield from (f"{name}.{field}" for field in annotation.model_fields)
+    yield from {f"algorithm.{knob}": None for name in ALGORITHMS for knob in knobs(name)}
+
+
+def _full_key(key: str) -> str:
+    known = list(_section_keys())
+    if key in known or key.startswith(("algorithm.", "model.args.")):
+        return key
+    ends = [k for k in known if k.endswith(f".{key}")]
+    if len(ends) == 1:
+        return ends[0]
+    if ends:
+        raise BadInput(f"'{key}' could be any of {', '.join(ends)}: write one of them out")
+    leaves = {k.rpartition(".")[2] for k in known}
+    raise BadInput(f"unknown key '{key}'{nearest(key, leaves if '.' not in key else known)}")
+
+
+def _expand(value: Any, path: str = "") -> Iterator[tuple[dict[str, Any], Any]]:
+    """All values that a value with lists in it stands for, each with the choices made."""
+    if isinstance(value, list):
+        for entry in value:
+            for choice, one in _expand(entry, path):
+                # A table in a list is named by what is in it, a plain value by itself.
+                yield (choice if isinstance(one, dict) else {path: one, **choice}), one
+    elif isinstance(value, dict):
+        parts = [list(_expand(v, f"{path}.{k}" if path else k)) for k, v in value.items()]
+        for combination in product(*parts):
+            choice = {k: v for chosen, _ in combination for k, v in chosen.items()}
+            yield choice, dict(zip(value, (one for _, one in combination), strict=True))
+    else:
+        yield {}, value
+
+
+def _name(config: Experiment, choice: Mapping[str, Any]) -> str:
+    """The algorithm with all its hyper-parameters, then whatever else the grid varies."""
+    words = [config.algorithm.name]
+    words += [f"{key}={_short(value)}" for key, value in (config.algorithm.model_extra or {}).items()]
+    for path, value in choice.items():
+        section, _, leaf = path.rpartition(".")
+        if section != "algorithm" and path != "algorithm":
+            words.append(f"{section if leaf == 'kind' else leaf}={_short(value)}")
+    return "-".join(words)
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return f"{_short(value.get('from'))}to{_short(value.get('to'))}over{value.get('over')}"
+    text = f"{value:g}" if isinstance(value, float) else str(value)
+    return "".join(c if c.isalnum() or c in ".+_" else "_" for c in Path(text).stem if c) if "/" in text else text
