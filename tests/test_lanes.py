@@ -134,7 +134,8 @@ def test_a_crash_between_the_files_of_a_group(
         write(path, content)
 
     with monkeypatch.context() as patch:
-        patch.setattr("fedkin.experiments.records.write_atomically", failing)
+        for module in ("records", "tensor_files"):
+            patch.setattr(f"fedkin.experiments.{module}.write_atomically", failing)
         with pytest.raises(Crash):
             run(GRID, out=tmp_path)
     run(GRID, out=tmp_path)

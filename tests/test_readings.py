@@ -15,8 +15,8 @@ from fedkin.engine.simulation import Simulation
 from fedkin.errors import BadInput
 from fedkin.experiments.config import Experiment, Reading
 from fedkin.experiments.grid import plans
+from fedkin.experiments.preparation import Preparation
 from fedkin.experiments.readings import PermutedSimulation, permutation, read_as
-from fedkin.experiments.run import Preparation
 from fedkin.graph.similarity import SimilarityGraph, build_graph, message
 from fedkin.models import Softmax
 

@@ -16,8 +16,8 @@ from fedkin import cli
 from fedkin.errors import BadInput
 from fedkin.experiments import run as experiment
 from fedkin.experiments.config import plans
+from fedkin.experiments.preparation import Preparation
 from fedkin.experiments.progress import Silent
-from fedkin.experiments.run import Preparation
 from fedkin.paper.figures import _graphs
 from fedkin.paper.reproduce import Shown, Work, load, merged, names, reproduce
 from fedkin.paper.tables import _interval

@@ -7,7 +7,8 @@ from fedkin.data.federation import Clients, Federation
 from fedkin.data.partition import federate, from_clients
 from fedkin.data.sources import Dataset, from_arrays, load
 from fedkin.errors import BadInput
-from fedkin.experiments.run import Result, plot, run, train
+from fedkin.experiments.results import Result, plot
+from fedkin.experiments.run import run, train
 from fedkin.graph.similarity import SimilarityGraph, build_graph, message
 from fedkin.models import MLP, Model, Module, Softmax, build_model
 

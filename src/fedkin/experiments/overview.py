@@ -12,8 +12,8 @@ from rich.text import Text
 from fedkin.data.federation import Federation
 from fedkin.experiments.config import Experiment
 from fedkin.experiments.grid import plans
+from fedkin.experiments.preparation import Preparation
 from fedkin.experiments.progress import Listener, Silent
-from fedkin.experiments.run import Preparation
 from fedkin.graph.similarity import SimilarityGraph
 from fedkin.reports.figures import federation_figure, histogram_text, save, sparkline
 

@@ -1,36 +1,36 @@
 """The folder of a run: what is written as the run goes, and read again to continue it.
 
     config.json      the full resolved configuration
-    rounds.jsonl     one object a round, appended
+    origin.json      what the run is computed from: digests of its settings and data, and the lanes it is computed with
+    rounds.jsonl     one object a round, appended, each with a seal (`fedkin.experiments.seals`)
     summary.json     the result, when the run has ended
-    checkpoint-*.safetensors   the state after some round, the newest two; gone when the run has ended
+    checkpoint-*.safetensors   the state after some round, the newest two; removed when all lanes have ended
     model.safetensors          the final global model
 
 Everything but `rounds.jsonl` is written whole to a temporary file that then takes the place of the old one, so a crash
-leaves the old file or the new one. Of `rounds.jsonl` only the lines up to a sound checkpoint are believed.
+leaves the old file or the new one. Of `rounds.jsonl` only sealed lines up to a sound checkpoint are believed.
 """
 
 import contextlib
 import fcntl
-import hashlib
 import json
 import math
 import os
+import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor
 
 from fedkin.algorithms import ClientRows
 from fedkin.engine.metrics import rounds_to
 from fedkin.engine.simulation import State
 from fedkin.errors import BadInput
+from fedkin.experiments.seals import KEY, is_sealed, origin_of, sealed_line, sealed_record, sound_lines
+from fedkin.experiments.tensor_files import read_tensors, write_tensors
 from fedkin.files import as_json, finite, write_atomically
 from fedkin.reports.runs import IMMATERIAL
 from fedkin.types import Record
@@ -41,14 +41,20 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._rounds: IO[str] | None = None
         self._lock: IO[bytes] | None = None
+        self._origin = ""  # the beginning of the chain of seals
+        self._seal = ""  # the last one
 
     @contextlib.contextmanager
     def opened(
-        self, config: Mapping[str, Any], *, fresh: bool = False, usual: Mapping[str, Any] | None = None
+        self,
+        config: Mapping[str, Any],
+        *,
+        data: str = "",
+        fresh: bool = False,
+        usual: Mapping[str, Any] | None = None,
     ) -> Iterator[None]:
-        """Hold the folder, made if need be, for a run with this configuration.
+        """Hold the folder, made if need be, for a run with this configuration on data with this digest.
 
         `usual` are the settings' defaults: they stand for settings that the run in the folder does not know yet, as
         it was made by an earlier version.
@@ -68,103 +74,133 @@ class RunFolder:
         try:
             if fresh:
                 self._clear()
-            self._claim(config, usual or {})
+            self._claim(json.loads(as_json(config)), json.loads(as_json(usual or {})), data)
             yield
         finally:
-            if self._rounds:
-                self._rounds.close()
-                self._rounds = None
             self._lock.close()
 
     def _clear(self) -> None:
         for entry in self.path.iterdir():
             if entry.name != ".lock":
-                shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+                shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
 
-    def _claim(self, config: Mapping[str, Any], usual: Mapping[str, Any]) -> None:
-        """Write the configuration, or make sure that the one in the folder is the same if it has been used."""
-        file = self.path / "config.json"
-        new = json.loads(as_json(config))
-        begun = {entry.name for entry in self.path.iterdir()} - {".lock", file.name}
+    def _claim(self, new: Mapping[str, Any], usual: Mapping[str, Any], data: str) -> None:
+        """Write what the run is computed from, or make sure that it is the same if the folder has been used."""
+        settings = {key: value for key, value in new.items() if key not in IMMATERIAL}
+        self._origin = self._seal = origin_of(settings, data)
+        file, origin = self.path / "config.json", self.origin()
+        begun = {entry.name for entry in self.path.iterdir()} - {".lock", file.name, "origin.json"}
         if begun and file.exists():
             try:
                 old = json.loads(file.read_text(encoding="utf-8"))
-            except ValueError:
+            except (OSError, ValueError, RecursionError):
                 raise BadInput(f"{file} is damaged: run again with --fresh, or choose another --out") from None
-            if differing := _differences(_filled(old, json.loads(as_json(usual))), new):
+            if differing := _differences(_filled(old, usual), new):
                 key, before, now = differing[0]
                 raise BadInput(
                     f"{self.path} holds a run with other settings ({key} was {before}, now {now}): "
                     "choose another --out or name, or run with --fresh to replace it"
                 )
-        write_atomically(file, as_json(config, indent=2).encode())
+        if begun and origin.get("data", data) != data:
+            raise BadInput(
+                f"{self.path} holds a run on other data than is loaded now: "
+                "choose another --out, or run with --fresh to replace it"
+            )
+        if begun and not (file.exists() and origin) and self._is_of_others():
+            raise BadInput(
+                f"{self.path} holds rounds of other settings or other data: "
+                "choose another --out, or run with --fresh to replace them"
+            )
+        if not begun or origin.get("data") != data:
+            self._note({"data": data})
+        if (text := as_json(new, indent=2).encode()) != (file.read_bytes() if file.exists() else None):
+            write_atomically(file, text)
+
+    def origin(self) -> Record:
+        """The content of origin.json; nothing if there is none."""
+        return _json_object(self.path / "origin.json") or {}
+
+    def _note(self, more: Record) -> None:
+        write_atomically(self.path / "origin.json", as_json({**self.origin(), **more}, indent=2).encode())
+
+    def begin(self, lanes: Sequence[str]) -> None:
+        """Note which runs this one is computed with, itself among them, in their order."""
+        if self.origin().get("lanes") != list(lanes):
+            self._note({"lanes": list(lanes)})
 
     # -- records --------------------------------------------------------------------------------------------------
 
+    def _lines(self) -> list[bytes]:
+        """The lines of rounds.jsonl that were written to their end."""
+        try:
+            return (self.path / "rounds.jsonl").read_bytes().split(b"\n")[:-1]
+        except OSError:
+            return []
+
+    def _is_of_others(self) -> bool:
+        """Whether the first round has a seal that does not continue this run's origin."""
+        lines = self._lines()
+        return bool(lines) and is_sealed(lines[0]) and not sound_lines(lines[:1], self._origin)[0]
+
     def records(self) -> list[Record]:
         """The sound lines of rounds.jsonl from round 0 on, up to the first that is damaged or out of place."""
-        sound: list[Record] = []
-        try:
-            lines = (self.path / "rounds.jsonl").read_bytes().split(b"\n")
-        except FileNotFoundError:
-            return sound
-        for line in lines[:-1]:  # what follows the last line break is empty or was cut off
-            try:
-                record = json.loads(line)
-            except ValueError:
-                break
-            if not isinstance(record, dict) or record.get("round") != len(sound):
-                break
-            sound.append(record)
-        return sound
+        return sound_lines(self._lines(), self._origin)[0]
 
     def keep_records(self, records: list[Record]) -> None:
-        """Make rounds.jsonl hold just these, and open it for more."""
-        text = "".join(as_json(record) + "\n" for record in records)
+        """Make rounds.jsonl hold just these."""
+        text, self._seal = "", self._origin
+        for record in records:
+            line, self._seal = sealed_line(record, self._seal)
+            text += line
         write_atomically(self.path / "rounds.jsonl", text.encode())
-        self._rounds = (self.path / "rounds.jsonl").open("a", encoding="utf-8")
 
     def append(self, record: Record) -> None:
-        """One more round."""
-        assert self._rounds, "keep_records comes first"
-        self._rounds.write(as_json(record) + "\n")
-        self._rounds.flush()
+        """One more round. The file is not held open: there may be hundreds of lanes."""
+        line, self._seal = sealed_line(record, self._seal)
+        with (self.path / "rounds.jsonl").open("a", encoding="utf-8") as file:
+            file.write(line)
 
     # -- checkpoints ----------------------------------------------------------------------------------------------
 
     def save(self, state: State) -> None:
         """Write a checkpoint, and remove all but the newest two: should one be damaged, the other is there."""
-        if self._rounds:
-            os.fsync(self._rounds.fileno())
+        with (self.path / "rounds.jsonl").open("rb") as rounds:
+            os.fsync(rounds.fileno())
         tensors = {**_flat(state.server, "server"), **_flat(state.memory, "memory")}
-        write_tensors(self._checkpoint(state.round), tensors, {"round": str(state.round)})
-        for old in self._checkpoints()[2:]:
+        about = {"round": str(state.round), "origin": self._origin}
+        write_tensors(self._checkpoint(state.round), tensors, about)
+        for old in list(self._checkpoints().values())[2:]:
             old.unlink(missing_ok=True)
 
     def _checkpoint(self, round: int) -> Path:
         return self.path / f"checkpoint-{round:06d}.safetensors"
 
-    def _checkpoints(self) -> list[Path]:
-        return sorted(self.path.glob("checkpoint-*.safetensors"), reverse=True)
+    def _checkpoints(self) -> dict[int, Path]:
+        """Checkpoints by round, the newest first; copies under other names are not counted."""
+        found = {}
+        for path in self.path.glob("checkpoint-*.safetensors"):
+            if re.fullmatch(r"checkpoint-\d{6,}", path.stem) and path.is_file():
+                found[int(path.stem.partition("-")[2])] = path
+        return dict(sorted(found.items(), reverse=True))
 
     def sound_rounds(self) -> set[int]:
         """After how many rounds the run can be continued: sound checkpoints whose rounds are all on record."""
         known = len(self.records())
-        rounds = {int(path.stem.partition("-")[2]): path for path in self._checkpoints()}
-        return {round for round, path in rounds.items() if round <= known and self._read(path, round) is not None}
+        return {round for round in self._checkpoints() if round <= known and self._read(round) is not None}
 
-    def _read(self, path: Path, round: int) -> dict[str, Tensor] | None:
-        loaded = read_tensors(path)
-        return loaded[0] if loaded and loaded[1].get("round") == str(round) else None
+    def _read(self, round: int) -> dict[str, Tensor] | None:
+        loaded = read_tensors(self._checkpoint(round))
+        about = {"round": str(round), "origin": self._origin}
+        return loaded[0] if loaded and loaded[1] == about else None
 
     def load(self, round: int, device: torch.device | str = "cpu") -> State:
         """The state after so many rounds, one of the sound ones."""
         parts: dict[str, Any] = {"server": {}, "memory": {}}
         rows: dict[tuple[str, str], dict[str, Tensor]] = {}
-        for key, tensor in (self._read(self._checkpoint(round), round) or {}).items():
+        for key, tensor in (self._read(round) or {}).items():
             (part, _, name), tensor = key.partition("."), tensor.to(device)
-            if ROWS in name:
-                name, _, piece = name.partition(ROWS)
+            if ROWS_OF in name:
+                name, _, piece = name.partition(ROWS_OF)
                 rows.setdefault((part, name), {})[piece] = tensor
             else:
                 parts[part][name] = tensor
@@ -174,23 +210,57 @@ class RunFolder:
 
     # -- the end --------------------------------------------------------------------------------------------------
 
-    def summary(self) -> Record | None:
-        """The result, if the run has ended and the file is sound."""
-        try:
-            found = json.loads((self.path / "summary.json").read_text(encoding="utf-8"))
-        except (FileNotFoundError, ValueError):
+    def result(self) -> tuple[Record, list[Record], Tensor] | None:
+        """Summary, rounds and final model, if the run has ended and all of them are sound."""
+        summary, lines, model = _json_object(self.path / "summary.json"), self._lines(), self._model()
+        if summary is None or "status" not in summary or model is None:
             return None
-        return found if isinstance(found, dict) and "status" in found else None
+        if lines and not any(map(is_sealed, lines)) and KEY not in summary:  # of a version without seals
+            done = [record for line in lines if (record := _object_in(line)) is not None]
+        else:
+            done, last = sound_lines(lines, self._origin)
+            if summary != json.loads(as_json(sealed_record(summary, last))):
+                return None
+        if len(done) != summary.get("rounds"):
+            return None
+        return {key: value for key, value in summary.items() if key != KEY}, done, model
+
+    def _model(self) -> Tensor | None:
+        saved = read_tensors(self.path / "model.safetensors")
+        return saved[0].get("model") if saved and saved[1].get("origin", self._origin) == self._origin else None
 
     def finish(self, summary: Record, model: Tensor) -> None:
-        """Write the result and the final model; checkpoints are of no more use."""
-        write_tensors(self.path / "model.safetensors", {"model": model}, {})
-        write_atomically(self.path / "summary.json", as_json(summary, indent=2).encode())
-        for path in self._checkpoints():
+        """Write the result and the final model."""
+        write_tensors(self.path / "model.safetensors", {"model": model}, {"origin": self._origin})
+        write_atomically(self.path / "summary.json", as_json(sealed_record(summary, self._seal), indent=2).encode())
+
+    def has_checkpoints(self) -> bool:
+        """Whether there are any."""
+        return bool(self._checkpoints())
+
+    def remove_checkpoints(self) -> None:
+        """All of them: once the run and all runs that are computed with it have ended, they are of no more use."""
+        for path in self._checkpoints().values():
             path.unlink(missing_ok=True)
 
 
-ROWS = " of clients: "  # between the name of rows kept for clients and that of a piece of them
+def _json_object(path: Path) -> Record | None:
+    """A file's JSON object; None if there is none, or it is damaged."""
+    try:
+        return _object_in(path.read_bytes())
+    except OSError:
+        return None
+
+
+def _object_in(text: bytes) -> Record | None:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+ROWS_OF = " of clients: "  # between the name of rows kept for clients and that of a piece of them
 
 
 def _flat(values: Mapping[str, Any], part: str) -> dict[str, Tensor]:
@@ -198,7 +268,7 @@ def _flat(values: Mapping[str, Any], part: str) -> dict[str, Tensor]:
     flat: dict[str, Tensor] = {}
     for name, value in values.items():
         if isinstance(value, ClientRows):
-            flat |= {f"{part}.{name}{ROWS}{piece}": tensor for piece, tensor in value.tensors().items()}
+            flat |= {f"{part}.{name}{ROWS_OF}{piece}": tensor for piece, tensor in value.tensors().items()}
         else:
             flat[f"{part}.{name}"] = value
     return flat
@@ -217,33 +287,6 @@ def _differences(old: Any, new: Any, at: str = "") -> list[tuple[str, Any, Any]]
         keys = [k for k in {**old, **new} if at or k not in IMMATERIAL]
         return [d for k in keys for d in _differences(old.get(k), new.get(k), f"{at}.{k}" if at else k)]
     return [] if old == new else [(at, old, new)]
-
-
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
-    """A safetensors file with a digest of its contents."""
-    plain = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
-    write_atomically(path, save(plain, {**metadata, "digest": _digest(plain, metadata)}))
-
-
-def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]] | None:
-    """What `write_tensors` wrote, or None if the file is missing, cut off or damaged."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            metadata = dict(file.metadata() or {})
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dictionary
-    except (OSError, SafetensorError, ValueError):
-        return None
-    digest = metadata.pop("digest", None)
-    return (tensors, metadata) if digest == _digest(tensors, metadata) else None
-
-
-def _digest(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
-    """Of names, shapes, contents and metadata: a flipped bit anywhere shows."""
-    digest = hashlib.blake2b(json.dumps(sorted(metadata.items())).encode(), digest_size=16)
-    for name in sorted(tensors):
-        digest.update(f"{name} {tuple(tensors[name].shape)} {tensors[name].dtype}".encode())
-        digest.update(np.ascontiguousarray(tensors[name].numpy()).data)
-    return digest.hexdigest()
 
 
 def summarise(records: list[Record], threshold: float, spaces: Mapping[str, int] | None = None) -> Record:

@@ -17,8 +17,8 @@ from matplotlib.figure import Figure
 
 from fedkin.errors import BadInput, nearest
 from fedkin.experiments import run as experiment
+from fedkin.experiments.preparation import Preparation
 from fedkin.experiments.progress import Listener, Silent
-from fedkin.experiments.run import Preparation
 from fedkin.reports.figures import replacing, save
 from fedkin.reports.pages import machine, with_section
 from fedkin.reports.runs import Run, collect

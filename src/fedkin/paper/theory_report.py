@@ -23,8 +23,8 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 from fedkin.algorithms import Algorithm, FedAvg, FedKin, FedProx
 from fedkin.errors import BadInput
 from fedkin.experiments.config import Experiment, plans
+from fedkin.experiments.preparation import Preparation
 from fedkin.experiments.progress import Listener, Silent
-from fedkin.experiments.run import Preparation
 from fedkin.graph.similarity import SimilarityGraph
 from fedkin.paper import theory
 from fedkin.paper.bounds import (

@@ -1,0 +1,113 @@
+"""What runs need, made from their configurations: data, graph, model, algorithm."""
+
+from pathlib import Path
+from typing import Any
+
+from fedkin.data import sources
+from fedkin.data.digest import data_digest
+from fedkin.data.federation import Federation
+from fedkin.data.partition import federate
+from fedkin.data.sources import Dataset
+from fedkin.engine.simulation import Simulation
+from fedkin.errors import BadInput
+from fedkin.experiments.config import Experiment
+from fedkin.experiments.progress import Listener, Silent
+from fedkin.experiments.readings import read_as
+from fedkin.graph.similarity import SimilarityGraph, build_graph
+from fedkin.models import build_model
+
+
+class Preparation:
+    """What runs need, made from their configurations. Runs of a grid that follow each other share what they can."""
+
+    def __init__(self, data: Path | None = None, listener: Listener | None = None) -> None:
+        self.data = data
+        self.listener = listener or Silent()
+        # One of each is kept: CIFAR-10 is 700 MB, and runs that share a federation follow each other.
+        self._dataset: tuple[Any, Dataset] | None = None
+        self._federation: tuple[Any, Federation] | None = None
+        self._graph: tuple[Any, SimilarityGraph] | None = None
+        self._digests: dict[Any, str] = {}
+
+    def simulation(self, config: Experiment) -> Simulation:
+        """Everything a run needs."""
+        federation, graph = self.federation(config), self.graph(config)
+        section = config.model
+        settings = {"mlp": {"hidden": section.hidden}, "softmax": {}}.get(section.kind, section.args)
+        simulation = Simulation(
+            federation,
+            build_model(federation, section.kind, **settings),
+            config.algorithm.build(config.local.step_size),
+            graph,
+            graph.weights(config.graph.weights, federation.train.sizes),
+            config.local.work(),
+            None if config.take_part == "all" else config.take_part,
+            config.seed,
+        )
+        return read_as(simulation, config.reading)
+
+    def data_digest(self, config: Experiment) -> str:
+        """A digest of the data set as it is loaded now."""
+        key = (config.data.source, config.seed)
+        if key not in self._digests:
+            self._digests[key] = data_digest(self._load(config))
+        return self._digests[key]
+
+    def _load(self, config: Experiment) -> Dataset:
+        key = (config.data.source, config.seed)
+        if self._dataset is None or self._dataset[0] != key:
+            self._dataset = None
+            self.listener.doing(f"loading {config.data.source}")
+            self._dataset = (key, sources.load(config.data.source, self.data, seed=config.seed))
+        return self._dataset[1]
+
+    def federation(self, config: Experiment) -> Federation:
+        """The clients' data, on the device."""
+        key = (config.data, config.partition, config.seed, config.device)
+        if self._federation is None or self._federation[0] != key:
+            self._federation = None  # let go of the old one before the new one is made
+            self._federation = (key, self._make_federation(config))
+        return self._federation[1]
+
+    def _make_federation(self, config: Experiment) -> Federation:
+        dataset, split = self._load(config), config.partition
+        self._dataset = None  # the federation has copies of its own
+        federation = federate(
+            dataset,
+            clients=split.clients,
+            class_imbalance=split.class_imbalance,
+            size_imbalance=split.size_imbalance,
+            scheme=split.scheme,
+            mixes=split.mixes,
+            clusters=split.clusters,
+            group=split.group,
+            preprocess=config.data.preprocess,
+            seed=config.seed,
+        )
+        try:
+            return federation.to(config.device)
+        except (RuntimeError, AssertionError) as error:
+            reason = str(error).splitlines()[0]
+            raise BadInput(f"device = '{config.device}' cannot be used here ({reason}): use device = 'cpu'") from None
+
+    def graph(self, config: Experiment) -> SimilarityGraph:
+        """Who is kin to whom."""
+        federation = self.federation(config)
+        section = config.graph
+        section = section.model_copy(update={"weights": "adjacency"})
+        key = (config.data, config.partition, config.seed, section, config.reading.sign)
+        if self._graph is None or self._graph[0] != key:
+            self.listener.doing(f"building the {section.kind} graph of {len(federation.train)} clients")
+            graph = build_graph(
+                federation,
+                section.kind,
+                neighbours=section.neighbours,
+                search=section.search,
+                temperature=section.temperature,
+                pixels=section.pixels,
+                sign=config.reading.sign,
+                floor=section.floor,
+                seed=config.seed,
+            )
+            self._graph = (key, graph)
+        return self._graph[1]

@@ -1,0 +1,26 @@
+"""One round with its measurements."""
+
+import time
+from collections.abc import Sequence
+
+from fedkin.engine import metrics
+from fedkin.engine.own import own_models
+from fedkin.engine.simulation import Simulation, State
+from fedkin.files import finite
+from fedkin.types import Record
+
+
+def play(group: Simulation, l2: Sequence[float], state: State) -> tuple[State, list[Record]]:
+    """One round of runs that are executed together, and the record of each.
+
+    l2  λ of each run, which is part of its loss
+
+    `seconds` is a run's share of the time.
+    """
+    began, runs = time.perf_counter(), len(l2)
+    state = group.advance(state)
+    measured = metrics.measure(group.model, state.model.view(runs, -1), group.federation, l2)
+    for record, own in zip(measured, own_models(group, state), strict=False):
+        record |= own
+    seconds = round((time.perf_counter() - began) / runs, 6)
+    return state, [finite({"round": state.round - 1, **one, "seconds": seconds}) for one in measured]

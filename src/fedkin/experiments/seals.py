@@ -1,0 +1,62 @@
+"""Seals: a short check on every record, chained from the first to the last, so that no digit changes unnoticed.
+
+The seal of a line is a digest of the line and of the seal before it. The first continues the digest of what the run was
+computed from (`origin_of`), so records of other settings or other data do not pass either.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from fedkin.files import as_json
+from fedkin.types import Record
+
+KEY = "check"  # what the seal is called in a record
+
+
+def digest(*texts: str) -> str:
+    """Twelve hexadecimal digits."""
+    return hashlib.blake2b("\0".join(texts).encode(errors="surrogatepass"), digest_size=6).hexdigest()
+
+
+def origin_of(settings: Mapping[str, Any], data: str) -> str:
+    """The beginning of the chain: of a run's settings, and of a digest of its data."""
+    return digest(json.dumps(settings, sort_keys=True), data)
+
+
+def sealed_line(record: Record, before: str) -> tuple[str, str]:
+    """A record as a line that ends in its seal, and the seal."""
+    text = as_json({key: value for key, value in record.items() if key != KEY})
+    seal = digest(before, text)
+    return f'{text[:-1]}, "{KEY}": "{seal}"}}\n', seal
+
+
+def sound_lines(lines: Iterable[bytes], origin: str) -> tuple[list[Record], str]:
+    """The records of lines from round 0 on, up to the first that is damaged or out of place; and the last seal."""
+    sound: list[Record] = []
+    before = origin
+    for line in lines:
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError):
+            break
+        if not isinstance(record, dict) or record.get("round") != len(sound):
+            break
+        text, seal = sealed_line(record, before)
+        if text.encode() != line.rstrip(b"\n") + b"\n":
+            break
+        sound.append({key: value for key, value in record.items() if key != KEY})
+        before = seal
+    return sound, before
+
+
+def is_sealed(line: bytes) -> bool:
+    """Whether a line has a seal, valid or not; those written before there were seals have none."""
+    return f'"{KEY}": "'.encode() in line
+
+
+def sealed_record(record: Record, before: str) -> Record:
+    """A record with its seal: for the summary, which continues the chain of the rounds."""
+    content = {key: value for key, value in record.items() if key != KEY}
+    return {**content, KEY: digest(before, as_json(content))}
