@@ -1,39 +1,80 @@
 """The command `fedkin`."""
 
-import os
-import sys
+import errno
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
+import click
 import typer
-from rich.console import Console
+import typer.core
 
 from fedkin.errors import BadInput
+from fedkin.files import writable_folder
+from fedkin.output import console, prepare_streams, say_error
+
+
+class Commands(typer.core.TyperGroup):
+    """All commands. Whatever a user can mend is one sentence and exit code 2."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BadInput as error:
+            say_error(str(error))
+        except KeyboardInterrupt:
+            say_error("stopped; runs continue with the same command")
+            raise typer.Exit(130) from None
+        except OSError as error:
+            say_error(_in_a_sentence(error))
+        except MemoryError:
+            say_error(TOO_LARGE)
+        except RuntimeError as error:
+            if "allocate memory" not in str(error):  # PyTorch's way to say it
+                raise
+            say_error(TOO_LARGE)
+        raise typer.Exit(2)
+
+
+TOO_LARGE = "this does not fit into memory: use a smaller model or fewer clients, or close other programs"
+
+
+def _in_a_sentence(error: OSError) -> str:
+    """What is wrong with a file, and the way out."""
+    where = f"{error.filename}: " if error.filename is not None else ""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"{where}the disk is full; what was written before is sound: free some space and run the command again"
+    return f"{where}{error.strerror or error}: check the path, or choose another folder with --out"
+
 
 app = typer.Typer(
+    cls=Commands,
     help="Federated learning for clients whose data differ.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
 
-File = Annotated[Path | None, typer.Argument(metavar="[FILE]", help="Experiment as TOML; none: the embedded default.")]
-Set = Annotated[list[str], typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of the file; repeatable.")]
-Data = Annotated[
+FileArgument = Annotated[
+    Path | None, typer.Argument(metavar="[FILE]", help="Experiment as TOML; none: the embedded default.")
+]
+SetOption = Annotated[
+    list[str], typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of the file; repeatable.")
+]
+DataOption = Annotated[
     Path | None,
     typer.Option("--data", metavar="DIR", envvar="FEDKIN_DATA", help="Where NAME.npz data files lie or are put."),
 ]
-Out = Annotated[Path, typer.Option("--out", metavar="DIR", help="Where results are put.")]
-Fresh = Annotated[bool, typer.Option("--fresh", help="Do runs again that are already there.")]
+OutOption = Annotated[Path, typer.Option("--out", metavar="DIR", help="Where results are put.")]
+FreshOption = Annotated[bool, typer.Option("--fresh", help="Do runs again that are already there.")]
 
 
 @app.command()
 def run(
-    file: File = None,
-    settings: Set = [],  # noqa: B006 - typer copies it
-    out: Out = Path("results"),
-    data: Data = None,
-    fresh: Fresh = False,
+    file: FileArgument = None,
+    settings: SetOption = [],  # noqa: B006 - typer copies it
+    out: OutOption = Path("results"),
+    data: DataOption = None,
+    fresh: FreshOption = False,
 ) -> None:
     """Carry out an experiment. Finished runs are kept, interrupted ones continue."""
     from fedkin.experiments import progress
@@ -48,15 +89,16 @@ def run(
 
 @app.command()
 def graph(
-    file: File = None,
-    settings: Set = [],  # noqa: B006 - typer copies it
-    out: Out = Path("results"),
-    data: Data = None,
+    file: FileArgument = None,
+    settings: SetOption = [],  # noqa: B006 - typer copies it
+    out: OutOption = Path("results"),
+    data: DataOption = None,
 ) -> None:
     """Show a federation before training: sizes, class mix, misalignment, spectrum."""
     from fedkin.experiments import progress
     from fedkin.experiments.overview import views
 
+    writable_folder(out)
     with progress.shown(console()) as listener:
         shown = views(file, overrides=settings, out=out, data=data, listener=listener)
     for view in shown:
@@ -73,10 +115,11 @@ def report(
     from fedkin.reports.runs import collect
 
     runs = collect(folder)
+    writable_folder(out or folder)
     for name in dict.fromkeys(r.experiment for r in runs):
         console().print(reports.table([r for r in runs if r.experiment == name]).rich())
     for path in reports.write(folder, out):
-        console().print(f"wrote {path}", soft_wrap=True, highlight=False)
+        console().print(f"wrote {path}", soft_wrap=True)
 
 
 @app.command()
@@ -105,10 +148,10 @@ def bench(
 
 @app.command()
 def theory(
-    file: File = None,
-    settings: Set = [],  # noqa: B006 - typer copies it
-    out: Out = Path("results"),
-    data: Data = None,
+    file: FileArgument = None,
+    settings: SetOption = [],  # noqa: B006 - typer copies it
+    out: OutOption = Path("results"),
+    data: DataOption = None,
     quadratic: Annotated[
         bool, typer.Option("--quadratic", help="Instead: quadratics, whose constants are known exactly.")
     ] = False,
@@ -119,6 +162,7 @@ def theory(
 
     if quadratic and (file is not None or settings):
         raise BadInput("--quadratic has a federation of its own: give it no file and no settings")
+    writable_folder(out)
     with progress.shown(console()) as listener:
         checked = (
             [theory_report.quadratic(out, listener=listener)]
@@ -126,11 +170,11 @@ def theory(
             else theory_report.softmax(file, overrides=settings, out=out, data=data, listener=listener)
         )
     for found in checked:
-        console().print(f"{found.title}\n{found.facts}\n", markup=False, highlight=False, soft_wrap=True)
+        console().print(f"{found.title}\n{found.facts}\n", soft_wrap=True)
         for table in found.tables:
             console().print(table.rich())
         for path in found.files:
-            console().print(f"wrote {path}", soft_wrap=True, highlight=False)
+            console().print(f"wrote {path}", soft_wrap=True)
 
 
 @app.command()
@@ -138,8 +182,8 @@ def reproduce(
     name: Annotated[
         str | None, typer.Argument(metavar="[NAME]", help="What to reproduce; none: list what there is.")
     ] = None,
-    out: Out = Path("results/reproduce"),
-    data: Data = None,
+    out: OutOption = Path("results/reproduce"),
+    data: DataOption = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="A small version on the embedded data: for trying out, not for numbers.")
     ] = False,
@@ -147,7 +191,7 @@ def reproduce(
         list[str] | None, typer.Option("--only", metavar="PART", help="Carry out this part only; repeatable.")
     ] = None,
     show: Annotated[bool, typer.Option("--show", help="Show what is there; carry out nothing.")] = False,
-    fresh: Fresh = False,
+    fresh: FreshOption = False,
     page: Annotated[
         Path | None, typer.Option("--page", metavar="FILE", help="Rewrite its section in a Markdown page.")
     ] = None,
@@ -158,9 +202,10 @@ def reproduce(
 
     if name is None:
         for known in reproductions.names():
-            console().print(f"{known:13} {reproductions.load(known).title}", markup=False, highlight=False)
-        console().print("\nRun one: fedkin reproduce NAME --data DIR. The theorems: fedkin theory.", highlight=False)
+            console().print(f"{known:13} {reproductions.load(known).title}")
+        console().print("\nRun one: fedkin reproduce NAME --data DIR. The theorems: fedkin theory.")
         return
+    writable_folder(out)
     with progress.shown(console()) as listener:
         shown = reproductions.reproduce(
             name,
@@ -176,27 +221,12 @@ def reproduce(
     for table in shown.tables:
         console().print(table.rich())
     for note in shown.notes:
-        console().print(note, markup=False, highlight=False, soft_wrap=True)
+        console().print(note, soft_wrap=True)
     for path in shown.files:
-        console().print(f"wrote {path}", soft_wrap=True, highlight=False)
-
-
-def console() -> Console:
-    """Standard output, wide enough for a table when it is not a terminal."""
-    return Console(width=None if sys.stdout.isatty() else 160)
+        console().print(f"wrote {path}", soft_wrap=True)
 
 
 def main() -> None:
-    """Run the command; bad input is one sentence and exit code 2."""
-    try:
-        app()
-    except BadInput as error:
-        Console(stderr=True).print(f"fedkin: {error}", markup=False, highlight=False, soft_wrap=True)
-        sys.exit(2)
-    except KeyboardInterrupt:
-        Console(stderr=True).print("\nstopped; runs continue with the same command")
-        sys.exit(130)
-    except BrokenPipeError:
-        # The reader of our output has gone (`fedkin … | head`): nothing is wrong, and nothing more can be said.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
+    """Run the command."""
+    prepare_streams()
+    app()

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fedkin.errors import BadInput
+
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Put a file in place whole, or not at all."""
@@ -19,6 +21,19 @@ def write_atomically(path: Path, content: bytes) -> None:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def writable_folder(path: Path) -> Path:
+    """A folder that files can be put into, made if need be: said before the work, not after it."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        probe = path / f".probe.{os.getpid()}.tmp"
+        probe.write_bytes(b"")
+        probe.unlink()
+    except (OSError, ValueError) as error:  # a NUL in the path is a ValueError
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise BadInput(f"cannot write to {path} ({reason}): choose another folder with --out") from None
+    return path
 
 
 def as_json(value: Mapping[str, Any], **layout: Any) -> str:

@@ -15,12 +15,13 @@ from rich.progress import (
     TextColumn,
     TimeRemainingColumn,
 )
+from rich.text import Text
 
 from fedkin.types import Record
 
 
 class Listener(Protocol):
-    """Told what happens. Rounds are told as they are done; `doing` frames work that may take seconds."""
+    """Receives what happens: rounds as they are done, and what is being done in between."""
 
     def grid(self, runs: int) -> None:
         """So many runs are about to be carried out."""
@@ -39,22 +40,22 @@ class Listener(Protocol):
 
 
 class Silent:
-    """For use from Python: nothing is shown."""
+    """Shows nothing: for use from Python."""
 
     def grid(self, runs: int) -> None:
-        """Nothing."""
+        pass
 
     def doing(self, what: str) -> None:
-        """Nothing."""
+        pass
 
     def begin(self, name: str, rounds: int, done: int) -> None:
-        """Nothing."""
+        pass
 
     def round(self, name: str, record: Record) -> None:
-        """Nothing."""
+        pass
 
     def end(self, name: str, summary: Record, kept: bool) -> None:
-        """Nothing."""
+        pass
 
 
 def percent(accuracy: float | None) -> str:
@@ -84,21 +85,17 @@ class Lines(Silent):
         self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def grid(self, runs: int) -> None:
-        """Say how many."""
         self._print(f"{runs} runs" if runs != 1 else "1 run")
 
     def doing(self, what: str) -> None:
-        """A line."""
         self._print(f"{what} …")
 
     def begin(self, name: str, rounds: int, done: int) -> None:
-        """Remember when, for the estimate."""
         self.total[name] = (rounds, done, time.monotonic())
         if done:
             self._print(f"{name}: continues after round {done - 1}")
 
     def round(self, name: str, record: Record) -> None:
-        """A line now and then."""
         now = time.monotonic()
         rounds, before, since = self.total[name]
         done = record["round"] + 1
@@ -108,7 +105,6 @@ class Lines(Silent):
             self._print(f"{name}: round {done}/{rounds}, accuracy {percent(record['test_accuracy'])}, {left} left")
 
     def end(self, name: str, summary: Record, kept: bool) -> None:
-        """A line."""
         self._print(f"{name}: {result(summary)}{' (kept)' if kept else ''}")
 
 
@@ -118,10 +114,10 @@ class Bars(Silent):
     def __init__(self, console: Console) -> None:
         self.progress = Progress(
             SpinnerColumn(),
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=30),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[note]}"),
+            TextColumn("{task.fields[note]}", style="dim", markup=False),
             TimeRemainingColumn(),
             console=console,
         )
@@ -129,29 +125,25 @@ class Bars(Silent):
         self.tasks: dict[str, Any] = {}
 
     def grid(self, runs: int) -> None:
-        """The length of the upper bar."""
         self.progress.update(self.all, total=runs)
 
     def doing(self, what: str) -> None:
-        """Beside the upper bar."""
-        self.progress.update(self.all, note=f"[dim]{what}[/dim]")
+        self.progress.update(self.all, note=what)
 
     def begin(self, name: str, rounds: int, done: int) -> None:
-        """A bar of its own."""
         self.tasks[name] = self.progress.add_task(name, total=rounds, completed=done, note="")
 
     def round(self, name: str, record: Record) -> None:
-        """One further, with the accuracy."""
         note = f"accuracy {percent(record['test_accuracy'])}"
         self.progress.update(self.tasks[name], completed=record["round"] + 1, note=note)
 
     def end(self, name: str, summary: Record, kept: bool) -> None:
-        """The bar becomes a line."""
         if name in self.tasks:
             self.progress.remove_task(self.tasks.pop(name))
-        mark = "[red]✗[/red]" if summary["status"] == "diverged" else "[green]✓[/green]"
-        kept_note = " [dim](kept)[/dim]" if kept else ""
-        self.progress.console.print(f"{mark} [bold]{name}[/bold]  {result(summary)}{kept_note}", highlight=False)
+        mark = ("✗ ", "red") if summary["status"] == "diverged" else ("✓ ", "green")
+        self.progress.console.print(
+            Text.assemble(mark, (name, "bold"), f"  {result(summary)}", (" (kept)" if kept else "", "dim"))
+        )
         self.progress.advance(self.all)
 
 
