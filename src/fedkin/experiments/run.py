@@ -24,7 +24,7 @@ from fedkin.engine.own import own_models
 from fedkin.engine.simulation import Simulation, State
 from fedkin.errors import BadInput
 from fedkin.experiments import records
-from fedkin.experiments.config import Experiment, Plan, plans
+from fedkin.experiments.config import FORMER_DEFAULTS, Experiment, Plan, plans
 from fedkin.experiments.progress import Listener, Silent
 from fedkin.experiments.readings import read_as
 from fedkin.files import finite
@@ -195,7 +195,8 @@ def _run(group: Sequence[Plan], out: Path, preparation: "Preparation", fresh: bo
             config = plan.config
             folder = records.RunFolder(out / config.name / plan.name)
             settings = config.model_dump(mode="json", by_alias=True)
-            usual = Experiment().model_dump(mode="json", by_alias=True, exclude={"name", "algorithm"})
+            former = Experiment.model_validate(FORMER_DEFAULTS)
+            usual = former.model_dump(mode="json", by_alias=True, exclude={"name", "algorithm"})
             held.enter_context(folder.opened(settings, fresh=fresh, usual=usual))
             if kept := _kept(folder, config, plan.name, settings):
                 preparation.listener.end(plan.name, kept.summary, True)
