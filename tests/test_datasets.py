@@ -1,4 +1,4 @@
-"""Data sets: what is read, how it is checked and scaled, and what a user is told when it cannot be used."""
+"""Data sets: what is read, how it is checked and scaled, and the messages for data that cannot be used."""
 
 from pathlib import Path
 from typing import Any

@@ -26,7 +26,7 @@ def test_federated_parts_are_as_imbalanced_as_asked(scheme: str) -> None:
         assert np.std(getattr(unequal, part).sizes) > 2 * np.std(clients.sizes) + 5
 
 
-def test_clients_without_samples_are_told() -> None:
+def test_clients_without_samples_are_reported() -> None:
     """359 testing digits at 100 clients: n = 0, so that chance alone decides and leaves some without."""
     with pytest.raises(BadInput, match="testing clients hold no sample"):
         federate(load("digits"), clients=100, scheme="published")

@@ -79,7 +79,7 @@ def test_hub_femnist_keeps_digits_inverted_with_their_writers() -> None:
     assert arrays["hsf_train"].tolist() == [0, 4]
 
 
-def test_hub_surprises_are_told() -> None:
+def test_hub_surprises_are_reported() -> None:
     good = table(list(noise(3, 28, 28)))
     with pytest.raises(BadInput, match="has no part 'test'"):
         from_hub("mnist", hub.DatasetDict(train=good))
@@ -139,7 +139,7 @@ def test_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert os.listdir(tmp_path / "data") == []
 
 
-def test_without_a_network_the_user_is_told_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_network_the_error_comes_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing listens on port 1 of this host: the hub's real code path, refused instead of unreachable."""
     from huggingface_hub import constants
 
@@ -149,7 +149,7 @@ def test_without_a_network_the_user_is_told_at_once(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(hub.config, "HF_DATASETS_CACHE", tmp_path / "hub")
     start = time.perf_counter()
-    with pytest.raises(BadInput) as told:
+    with pytest.raises(BadInput) as raised:
         load("cifar10", tmp_path)
     assert time.perf_counter() - start < 8
     for words in (
@@ -159,12 +159,12 @@ def test_without_a_network_the_user_is_told_at_once(tmp_path: Path, monkeypatch:
         "FEDKIN_DATA",
         "fedkin[hub]",
     ):
-        assert words in str(told.value)
-    assert "\n" not in str(told.value)
+        assert words in str(raised.value)
+    assert "\n" not in str(raised.value)
     assert not constants.HF_HUB_OFFLINE
 
 
-def test_without_the_extra_the_user_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_extra_error_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(BadInput, match=r"the datasets library is missing.*install fedkin\[hub\]"):
         load("mnist", tmp_path)
