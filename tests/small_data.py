@@ -10,7 +10,7 @@ from fedkin.types import Integers
 
 
 def labels_of(*sizes: int) -> Integers:
-    """Integers of classes of the given sizes: `labels_of(2, 1)` is 0 0 1."""
+    """Labels of classes of the given sizes: `labels_of(2, 1)` is 0 0 1."""
     return np.repeat(np.arange(len(sizes)), sizes)
 
 
@@ -20,7 +20,7 @@ def counts_of(labels: Integers, parts: list[Integers]) -> Integers:
 
 
 def entropy(counts: Integers) -> float:
-    """Mean entropy of the clients' class mixes: ln K when balanced, 0 with one class a client."""
+    """Mean entropy of the clients' class mixes: ln K when balanced, 0 with one class per client."""
     mix = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     return float(-(mix * np.log(np.maximum(mix, 1e-300))).sum(axis=1).mean())
 

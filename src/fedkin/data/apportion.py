@@ -39,7 +39,7 @@ def without_zeros(sizes: Integers) -> Integers:
 def counts_like(like: Integers, available: Integers) -> Integers:
     """Divide Mₖ samples of each class k among clients that hold nᵢₖ others, (C, K): with the same mixes and shares.
 
-    Client i has the quota qᵢₖ = Mₖ nᵢₖ / Σᵢ nᵢₖ of class k, or Mₖ nᵢ / Σᵢ nᵢ if nobody holds that class.
+    Client i has the quota qᵢₖ = Mₖ nᵢₖ / Σᵢ nᵢₖ of class k, or Mₖ nᵢ / Σᵢ nᵢ if no client holds that class.
 
     first  client i gets ⌊qᵢₖ⌋ samples of class k
     then   class after class, the samples that are left go to the clients whose quota was cut, one sample at most to
