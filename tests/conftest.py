@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before PyTorch is imported, here and in the processes that tests start
 
@@ -22,6 +23,13 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No data directory, and an empty cache in place of the user's."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("FEDKIN_DATA", raising=False)
 
 
 def tensors_of(state: State) -> Tensors:

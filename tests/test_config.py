@@ -1,6 +1,9 @@
 """Configuration: grids, names, overrides, and one clear sentence for what is wrong."""
 
+import json
 import time
+import tomllib
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +13,7 @@ from fedkin.algorithms import FedKin, FedProx
 from fedkin.algorithms.schedules import Schedule
 from fedkin.errors import BadInput
 from fedkin.experiments.grid import _section_keys, default_text, plans
+from fedkin.experiments.run import run
 
 
 def names(settings: dict[str, Any], *overrides: str) -> list[str]:
@@ -199,3 +203,31 @@ def test_every_setting_is_documented() -> None:
     sections = {"data", "partition", "graph", "model", "local", "reading", "algorithm"}
     for key in set(_section_keys()) - sections:
         assert f"| `{key}` |" in page, key
+
+
+def test_new_experiments_are_paired_and_the_paper_s_are_published() -> None:
+    assert {plan.config.partition.scheme for plan in plans()} == {"paired"}
+    paper = files("fedkin.paper")
+    (theory,) = {plan.config.partition.scheme for plan in plans(str(paper / "theory.toml"))}
+    assert theory == "published"
+    sources = [tomllib.loads(file.read_text()) for file in (paper / "reproductions").iterdir()]
+    schemes = [source["settings"]["partition"]["scheme"] for source in sources if "settings" in source]
+    assert len(schemes) > 5
+    assert set(schemes) == {"published"}
+
+
+@pytest.mark.parametrize("scheme", ["published", "paired"])
+def test_a_recorded_run_without_a_scheme_is_published(tmp_path: Path, scheme: str) -> None:
+    """The default has changed since: a folder of an earlier version must not be continued as a paired run."""
+    settings = {"name": "old", "rounds": 1, "partition": {"clients": 3, "scheme": scheme}, "algorithm": "fedavg"}
+    (first,) = run(settings, out=tmp_path)
+    file = tmp_path / "old" / "fedavg" / "config.json"
+    config = json.loads(file.read_text())
+    del config["partition"]["scheme"]
+    file.write_text(json.dumps(config))
+    if scheme == "published":
+        (again,) = run(settings, out=tmp_path)
+        assert again.rounds == first.rounds, "kept, with the seconds it took then"
+    else:
+        with pytest.raises(BadInput, match=r"partition\.scheme was published, now paired"):
+            run(settings, out=tmp_path)

@@ -8,7 +8,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from conftest import small_federation
 from fedkin.algorithms import FedKin
@@ -16,8 +15,7 @@ from fedkin.engine.simulation import Simulation
 from fedkin.errors import BadInput
 from fedkin.graph.similarity import SimilarityGraph, build_graph, message, messages, mixed
 from fedkin.models import Softmax
-
-Floats = NDArray[np.float64]
+from fedkin.types import Floats
 
 
 def directions(clients: int, features: int, seed: int, spread: float = 1.0) -> Floats:

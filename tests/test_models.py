@@ -98,7 +98,7 @@ class WithStatistics(nn.Module):
         ("nowhere.to:be", {}, "the model 'nowhere.to:be' cannot be imported"),
         ("torch.nn:Lineal", {}, "cannot be imported"),
         ("torch.nn:Linear", {"in_features": 5}, "cannot be built with"),
-        ("torch.nn:Linear", {"in_features": 5, "out_features": 4}, "gives (4,) scores a sample instead of (3,)"),
+        ("torch.nn:Linear", {"in_features": 5, "out_features": 4}, "gives (4,) scores per sample instead of (3,)"),
         ("torch.nn:Linear", {"in_features": 6, "out_features": 3}, "does not take samples of shape (5,)"),
         ("torch.nn:Flatten", {}, "has no parameters"),
         ("math:floor", {}, "cannot be built"),

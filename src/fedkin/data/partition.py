@@ -1,24 +1,28 @@
-"""Dividing a data set among clients: by two measures of imbalance, or by who the samples come from.
+"""Partition of a data set among clients: by two measures of imbalance, or by the origin of the samples.
 
-The class imbalance a ≥ 0 and the size imbalance b ≥ 0 are the paper's: a = b = 0 gives every client the same
-class mix and the same number of samples; larger a, fewer classes a client; larger b, more unequal sizes.
+The class imbalance a ≥ 0 and the size imbalance b ≥ 0 are the paper's: with a = b = 0 all clients have the same class
+mix and the same number of samples; a larger a means fewer classes per client, a larger b more unequal sizes.
 """
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
+from fedkin.data.apportion import assigned, counts_like, floored, largest_remainders, without_zeros
+from fedkin.data.dataset import Array, Dataset, from_arrays
+from fedkin.data.draws import Mixes, log_normal_shares, mixes_by_class, mixes_by_client
+from fedkin.data.features import pixels, preprocessing, sample_shape
 from fedkin.data.federation import Clients, Federation, from_rows
-from fedkin.data.sources import Array, Dataset, from_arrays, pixels, preprocessing, sample_shape, stream
+from fedkin.data.streams import Random, stream
 from fedkin.errors import BadInput, nearest
-from fedkin.types import Floats
+from fedkin.types import Floats, Integers
 
-Indices = NDArray[np.int64]
-Random = np.random.Generator | np.random.RandomState
-Parts = tuple[tuple[str, ...], list[Indices]]  # the clients' names, or none, and the samples of each
+Parts = tuple[tuple[str, ...], list[Integers]]  # the clients' names, or none, and the samples of each
 
 
 def split(
@@ -27,20 +31,21 @@ def split(
     *,
     class_imbalance: float = 0.0,
     size_imbalance: float = 0.0,
-    scheme: str = "published",
+    scheme: str = "paired",
     mixes: str | None = None,
     clusters: int = 0,
     rng: Random,
-) -> list[Indices]:
-    """The samples of each of C clients, as indices into `labels`; every sample goes to exactly one client.
+) -> list[Integers]:
+    """The samples of each of C clients, as indices into `labels`; every sample is assigned to exactly one client.
 
-    paper      the paper's text: sizes and class mixes are drawn client by client
-    published  the authors' published code: class mixes come from a draw over the clients for each class
+    paper      as the paper's text: sizes and class mixes are drawn client by client
+    paired     the same with at least one sample per client; see `split_like` for the testing part
+    published  as the authors' published code: class mixes come from a draw over the clients for each class
 
-    `mixes` draws the class mixes in the other way than the scheme does. With `clusters`, client i is in cluster
-    i mod clusters, which has the classes k with k mod clusters the same, and divides them as the scheme says.
+    `mixes` (`paper` or `published`) replaces the scheme's way to draw class mixes. With `clusters`, client i is in
+    cluster i mod clusters, which has the classes k with k mod clusters the same, and divides them by the scheme.
 
-    A client can end up without samples where clients are many or the imbalance is large.
+    With `paper` and `published` a client can end up without samples if there are many clients or large imbalances.
     """
     for given in (scheme, mixes or scheme):
         if given not in SCHEMES:
@@ -60,88 +65,94 @@ def split(
             f"{clusters} clusters of {clients} clients with classes of their own are too many for {len(pools)} "
             "classes: each needs a class and two clients"
         )
-    deal, draw = SCHEMES[scheme], MIXES[mixes or scheme]
-    found: list[Indices] = [np.empty(0, dtype=np.int64)] * clients
+    divide, draw = SCHEMES[scheme], MIXES[mixes or scheme]
+    found: list[Integers] = [np.empty(0, dtype=np.int64)] * clients
     for cluster in range(max(clusters, 1)):
         members = range(cluster, clients, max(clusters, 1))
-        parts = deal(pools[cluster :: max(clusters, 1)], len(members), class_imbalance, size_imbalance, draw, rng)
+        parts = divide(pools[cluster :: max(clusters, 1)], len(members), class_imbalance, size_imbalance, draw, rng)
         for i, part in zip(members, parts, strict=True):
             found[i] = part
     return found
 
 
-def _mixes_by_client(clients: int, classes: int, a: float, rng: Random) -> Floats:
-    """qᵢ ~ Dir((1/a)·1_K): for each client a draw over the classes, (C, K)."""
-    return np.asarray(np.exp(_log_dirichlet(clients, classes, a, rng)))
+def split_like(like: Integers, labels: ArrayLike, rng: Random) -> list[Integers]:
+    """Divide samples among clients that hold others, so that each keeps its class mix and its share of all samples.
+
+    Every sample is assigned to exactly one client and every client gets at least one. How many samples of each class
+    a client gets is fixed by `counts_like`; which ones is drawn at random.
+
+    like    samples of each class that each client holds, (C, K)
+    labels  the classes of the samples to divide, from 0 to K − 1
+    """
+    y, (clients, classes) = np.asarray(labels), like.shape
+    if clients > len(y):
+        raise BadInput(
+            f"{clients} clients cannot share {len(y)} testing samples: use at most {len(y)} clients, "
+            "or a data set with a larger testing part"
+        )
+    pools = [rng.permutation(np.flatnonzero(y == k)) for k in range(classes)]
+    counts = counts_like(like, np.array([len(pool) for pool in pools]))
+    return [np.concatenate(of_client) for of_client in assigned(pools, counts)]
 
 
-def _mixes_by_class(clients: int, classes: int, a: float, rng: Random) -> Floats:
-    """For each class a draw Dir((1/a)·1_C) over the clients, (C, K); rows in proportion, not yet summing to 1."""
-    over_clients = rng.dirichlet(np.full(clients, max(1 / a, 1e-300)), size=classes).T
-    if not (over_clients.sum(axis=1) > 0).all():
-        # A client's draws have all underflowed (or all of a class's, to NaN): as logarithms they cannot.
-        over_clients = np.exp(_normalised(_log_dirichlet(classes, clients, a, rng).T))
-    return np.asarray(over_clients)
+def _paper(
+    pools: list[Integers], clients: int, a: float, b: float, draw: Mixes, rng: Random, smallest: int = 0
+) -> list[Integers]:
+    """Divide as the paper's text says; the client sizes are exactly those drawn.
 
-
-Mixes = Callable[[int, int, float, Random], Floats]
-MIXES: dict[str, Mixes] = {"paper": _mixes_by_client, "published": _mixes_by_class}
-
-
-def _paper(pools: list[Indices], clients: int, a: float, b: float, draw: Mixes, rng: Random) -> list[Indices]:
-    """Divide as the paper's text says; the client sizes come out as drawn.
-
-    sizes   nᵢ from a log-normal with median N/C and deviation b, rescaled to sum to N, rounded
+    sizes   nᵢ from a log-normal with median N/C and deviation b, rescaled to sum to N, rounded; with `smallest` = 1
+            none is 0
     mixes   qᵢ as drawn; the classes' shares of all samples when a = 0
     first   in random order, client i takes ⌊nᵢ qᵢₖ⌋ of each class k, as far as the class lasts
     then    in random order, client i fills up to nᵢ from what is left, r: class k in proportion to qᵢₖ rₖ
     """
     pools = [rng.permutation(pool) for pool in pools]
     left = np.array([len(pool) for pool in pools])
-    sizes = _round(_log_normal(clients, b, rng) * left.sum(), int(left.sum()))
+    sizes = largest_remainders(log_normal_shares(clients, b, rng) * left.sum(), int(left.sum()))
+    if smallest:
+        sizes = without_zeros(sizes)
     balanced = np.tile(left / left.sum(), (clients, 1))
     mixes = balanced if a == 0 else draw(clients, len(pools), a, rng)
     mixes /= mixes.sum(axis=1, keepdims=True)
     counts = np.zeros((clients, len(pools)), dtype=np.int64)
     for i in rng.permutation(clients):
-        counts[i] = np.minimum(_floor(sizes[i] * mixes[i]), left)
+        counts[i] = np.minimum(floored(sizes[i] * mixes[i]), left)
         left -= counts[i]
     for i in rng.permutation(clients):
         while missing := int(sizes[i] - counts[i].sum()):
             wish = mixes[i] * left
-            if wish.sum() == 0:  # nothing is left of all the classes this client has a share in
+            if wish.sum() == 0:  # no sample is left of the classes in this client's mix
                 wish = left.astype(np.float64)
-            taken = np.minimum(_round(wish / wish.sum() * missing, missing), left)
+            taken = np.minimum(largest_remainders(wish / wish.sum() * missing, missing), left)
             counts[i] += taken
             left -= taken
-    pieces = _deal(pools, counts)
-    return [rng.permutation(np.concatenate(of_client)) for of_client in pieces]
+    return [rng.permutation(np.concatenate(of_client)) for of_client in assigned(pools, counts)]
 
 
-def _published(pools: list[Indices], clients: int, a: float, b: float, draw: Mixes, rng: Random) -> list[Indices]:
+def _published(pools: list[Integers], clients: int, a: float, b: float, draw: Mixes, rng: Random) -> list[Integers]:
     """Divide as the published code does; a client's samples stay in the order in which it received them.
 
-    sizes     nᵢ from a log-normal with median n = Σₖ ⌊Nₖ / C⌋ and deviation b, rescaled to sum to n C, cut to
+    sizes     nᵢ from a log-normal with median n = Σₖ ⌊Nₖ / C⌋ and deviation b, rescaled to sum to n C, truncated to
               whole numbers
-    mixes     qᵢ as drawn; all classes alike when a = 0
+    mixes     qᵢ as drawn; the same for all classes when a = 0
     expected  eᵢₖ = ⌊nᵢ qᵢₖ⌋
-    first     client after client, class after class: client i takes min(eᵢₖ, what is left of class k)
-    then      class after class: each sample left goes to a client drawn with probability
+    first     client by client, class by class: client i takes min(eᵢₖ, what is left of class k)
+    then      class by class: each sample left goes to a client drawn with probability
               ∝ 1 + (eᵢₖ − received of class k) + ¼ max(0, Σₖ eᵢₖ − received so far)
 
-    Random numbers are drawn in the same order as there (sizes, mixes, the order of each class, takers), so that from
-    NumPy's older generator, `RandomState(seed)`, come the very clients of the published runs.
+    Random numbers are drawn in the same order as in the published code (sizes, mixes, the order of each class,
+    clients for samples left over), so `RandomState(seed)` gives exactly the clients of the published runs.
     """
     each = sum(len(pool) // clients for pool in pools)
-    sizes = np.full(clients, each) if b == 0 else _floor(_log_normal(clients, b, rng) * each * clients)
+    sizes = np.full(clients, each) if b == 0 else floored(log_normal_shares(clients, b, rng) * each * clients)
     mixes = np.full((clients, len(pools)), 1 / len(pools)) if a == 0 else draw(clients, len(pools), a, rng)
     pools = [rng.permutation(pool) for pool in pools]
-    # No guard against rounding error here: whole numbers that it cuts short are cut short in the published runs too.
+    # No guard against rounding error here: the published runs truncate in the same way.
     expected = np.floor(sizes[:, None] * mixes / mixes.sum(axis=1, keepdims=True)).astype(np.int64)
-    # min(expected, left), in order: the running total of a class, cut off at its number of samples.
+    # min(expected, left), in order: the running total of a class, limited to its number of samples.
     running = np.minimum(np.cumsum(expected, axis=0), [len(pool) for pool in pools])
     counts = np.diff(running, axis=0, prepend=0)
-    pieces = _deal(pools, counts)
+    pieces = assigned(pools, counts)
     received = counts.sum(axis=1)
     for k, pool in enumerate(pools):
         rest = pool[counts[:, k].sum() :]
@@ -153,14 +164,15 @@ def _published(pools: list[Indices], clients: int, a: float, b: float, draw: Mix
     return [np.concatenate(of_client) for of_client in pieces]
 
 
-SCHEMES: dict[str, Callable[[list[Indices], int, float, float, Mixes, Random], list[Indices]]] = {
-    "paper": _paper,
-    "published": _published,
-}
+Divide = Callable[[list[Integers], int, float, float, Mixes, Random], list[Integers]]
+SCHEMES: dict[str, Divide] = {"paired": partial(_paper, smallest=1), "paper": _paper, "published": _published}
+MIXES: dict[str, Mixes] = {"paired": mixes_by_client, "paper": mixes_by_client, "published": mixes_by_class}
 
 
-def leftover_chance(expected: Indices, received: Indices, expected_total: Indices, received_total: Indices) -> Floats:
-    """Chance of each client to get a sample left over of a class, in the published scheme.
+def leftover_chance(
+    expected: Integers, received: Integers, expected_total: Integers, received_total: Integers
+) -> Floats:
+    """Probability of each client to get a sample left over of a class, in the published scheme.
 
     ∝ 1 + (expected − received) of the class + ¼ max(0, expected − received) of all classes
     """
@@ -168,60 +180,15 @@ def leftover_chance(expected: Indices, received: Indices, expected_total: Indice
     return np.asarray(weight / weight.sum())
 
 
-def _deal(pools: list[Indices], counts: Indices) -> list[list[Indices]]:
-    """Hand out the first samples of every class: `counts[i, k]` of class k to client i, clients in order."""
-    pieces: list[list[Indices]] = [[] for _ in counts]
-    for k, pool in enumerate(pools):
-        for i, end in enumerate(np.cumsum(counts[:, k])):
-            pieces[i].append(pool[end - counts[i, k] : end])
-    return pieces
-
-
-def _floor(values: Floats) -> Indices:
-    """Whole parts; what is short of a whole number only by rounding error (49 · (1/49) < 1) counts as it."""
-    return np.floor(values + 1e-9).astype(np.int64)
-
-
-def _round(values: Floats, total: int) -> Indices:
-    """Whole numbers that sum to `total`, as the values do: the largest remainders are rounded up."""
-    whole = _floor(values)
-    up = np.argsort(whole - values, kind="stable")[: total - whole.sum()]
-    whole[up] += 1
-    return whole
-
-
-def _log_normal(clients: int, b: float, rng: Random) -> Floats:
-    """Shares of the clients, summing to 1, log-normal with deviation b (the median cancels in the sum)."""
-    exponent = min(b, 1e6) * rng.standard_normal(clients)  # beyond, one client has everything anyway
-    shares = np.exp(exponent - exponent.max())
-    return np.asarray(shares / shares.sum())
-
-
-def _log_dirichlet(draws: int, width: int, a: float, rng: Random) -> Floats:
-    """Logarithms of draws from Dir((1/a)·1), one a row.
-
-    A gamma variate of a tiny shape s underflows, its logarithm does not: Gamma(s) = Gamma(s + 1) · U^(1/s).
-    """
-    shape = min(max(1 / a, 1e-12), 1e12)  # beyond, a draw is one class alone, or perfectly even
-    grown = np.log(rng.standard_gamma(shape + 1, size=(draws, width)))
-    return _normalised(grown + np.log(1 - rng.uniform(size=(draws, width))) / shape)
-
-
-def _normalised(logs: Floats) -> Floats:
-    """Logarithms of rows brought to sum 1."""
-    logs = logs - logs.max(axis=1, keepdims=True)
-    return np.asarray(logs - np.log(np.exp(logs).sum(axis=1, keepdims=True)))
-
-
-def by_group(groups: ArrayLike) -> list[tuple[str, Indices]]:
+def by_group(groups: ArrayLike) -> list[tuple[str, Integers]]:
     """The samples of each group with its name, in the order of the groups' values."""
     values, member = np.unique(np.asarray(groups), return_inverse=True)
     order = np.argsort(member, kind="stable")
     parts = np.split(order, np.cumsum(np.bincount(member, minlength=len(values)))[:-1])
-    return [(_word(value), part) for value, part in zip(values, parts, strict=True)]
+    return [(_text(value), part) for value, part in zip(values, parts, strict=True)]
 
 
-def _word(value: object) -> str:
+def _text(value: object) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 
@@ -231,7 +198,7 @@ def federate(
     clients: int = 100,
     class_imbalance: float = 0.0,
     size_imbalance: float = 0.0,
-    scheme: str = "published",
+    scheme: str = "paired",
     mixes: str | None = None,
     clusters: int = 0,
     group: str | None = None,
@@ -240,55 +207,63 @@ def federate(
 ) -> Federation:
     """Divide a data set among clients.
 
-    The training and the testing part are each split into `clients` clients, independently of each other; the
-    same seed gives the same split everywhere. See `split` for the imbalances and schemes, and
-    `datasets.preprocessing` for `preprocess`.
+    Training and testing part are each divided into `clients` clients; the same seed gives the same federation
+    everywhere. See `split` for the imbalances and schemes, and `features.preprocessing` for `preprocess`.
 
-    With `group` the clients are the groups of that name instead (the writers, say), of the training and the
-    testing part, in the order of the groups' values. Where the testing part has no groups at all, it is
-    divided evenly among as many testing clients as there are training clients, or as samples, if fewer.
+    paired            testing client i has the class mix and the share of samples of training client i, as closely as
+                      whole numbers allow, so what it measures is how well a model serves that client
+    paper, published  both parts are divided independently: testing client i has nothing to do with training client i
+
+    With `group` the clients are the groups of that name instead (the writers, for example), in the order of the
+    groups' values. They are paired if the same groups occur in both parts. A testing part without any groups is
+    divided evenly among as many testing clients as there are training clients, or samples if those are fewer.
     """
-    train: Parts
-    test: Parts
-    if group is None:
-        # The published runs draw both parts from one generator, begun anew in between only for seeds other than 0.
+    if group is not None:
+        train, test = _by_origin(dataset, group, seed)
+        return _federation(dataset, train, test, preprocess, paired=train[0] == test[0])
+    settings = {"class_imbalance": class_imbalance, "size_imbalance": size_imbalance, "clusters": clusters}
+    train, test = _divided(dataset, seed, clients=clients, scheme=scheme, mixes=mixes, **settings)
+    return _federation(dataset, train, test, preprocess, paired=scheme == "paired")
+
+
+def _divided(dataset: Dataset, seed: int, scheme: str, **settings: Any) -> tuple[Parts, Parts]:
+    """Training and testing clients by a scheme."""
+    y_train, y_test = dataset.y_train, dataset.y_test
+    if scheme == "paired":
+        train = split(y_train, scheme=scheme, rng=stream(seed, "paired training clients"), **settings)
+        counts = np.array([np.bincount(y_train[part], minlength=dataset.classes) for part in train])
+        return ((), train), ((), split_like(counts, y_test, stream(seed, "paired testing clients")))
+    rngs: tuple[Random, Random] = stream(seed, "training clients"), stream(seed, "testing clients")
+    if scheme == "published":
+        # The published runs use one generator for both parts and seed it again in between, except for seed 0.
         older = np.random.RandomState(seed)
+        rngs = older, older if seed == 0 else np.random.RandomState(seed)
+    train, test = (split(y, scheme=scheme, rng=rng, **settings) for y, rng in zip((y_train, y_test), rngs, strict=True))
+    return ((), train), ((), test)
 
-        def divided(labels: NDArray[np.int64], part: str) -> Parts:
-            rng: Random = stream(seed, f"{part} clients")
-            if scheme == "published":
-                rng = older if seed == 0 else np.random.RandomState(seed)
-            parts = split(
-                labels,
-                clients,
-                class_imbalance=class_imbalance,
-                size_imbalance=size_imbalance,
-                scheme=scheme,
-                mixes=mixes,
-                clusters=clusters,
-                rng=rng,
-            )
-            return (), parts
 
-        train, test = divided(dataset.y_train, "training"), divided(dataset.y_test, "testing")
-    else:
-        if group not in dataset.groups_train:
-            known = nearest(group, dataset.groups_train) if dataset.groups_train else ": it has no groups at all"
-            raise BadInput(f"{dataset.name} has no group '{group}'{known}")
-        train = _named(dataset.groups_train[group])
-        if group in dataset.groups_test:
-            test = _named(dataset.groups_test[group])
-        elif dataset.groups_test:
-            raise BadInput(
-                f"the testing part of {dataset.name} has no group '{group}'"
-                f"{nearest(group, dataset.groups_test)}: add {group}_test to the data"
-            )
-        else:
-            fit = min(len(train[1]), len(dataset.y_test))
-            rng = stream(seed, "testing clients")
-            everything = [np.arange(len(dataset.y_test))]
-            test = (), split(dataset.y_test, fit, scheme="paper", rng=rng) if fit > 1 else everything
-    return _federation(dataset, train, test, preprocess)
+def _by_origin(dataset: Dataset, group: str, seed: int) -> tuple[Parts, Parts]:
+    """Training and testing clients by a group key of the samples."""
+    if group not in dataset.groups_train:
+        known = nearest(group, dataset.groups_train) if dataset.groups_train else ": it has no groups at all"
+        raise BadInput(f"{dataset.name} has no group '{group}'{known}")
+    train = _named(dataset.groups_train[group])
+    if group in dataset.groups_test:
+        names, parts = _named(dataset.groups_test[group])
+        by_name = dict(zip(names, parts, strict=True))
+        if set(train[0]) == set(names) and len(by_name) == len(names):
+            # The same names in the same order: numbers in one part and strings in the other sort differently.
+            names, parts = train[0], [by_name[name] for name in train[0]]
+        return train, (names, parts)
+    if dataset.groups_test:
+        raise BadInput(
+            f"the testing part of {dataset.name} has no group '{group}'"
+            f"{nearest(group, dataset.groups_test)}: add {group}_test to the data"
+        )
+    fit = min(len(train[1]), len(dataset.y_test))
+    if fit == 1:
+        return train, ((), [np.arange(len(dataset.y_test))])
+    return train, ((), split(dataset.y_test, fit, scheme="paper", rng=stream(seed, "testing clients")))
 
 
 def from_clients(
@@ -298,30 +273,32 @@ def from_clients(
     preprocess: str = "half",
     name: str = "clients",
 ) -> Federation:
-    """A federation of clients whose samples are already apart: one pair (features, labels) a client.
+    """A federation of existing clients: one pair (features, labels) per client.
 
-    Features and labels are as in `from_arrays`, of the same shape and type at all clients.
+    Features and labels are as in `from_arrays`, of the same shape and type at all clients. If there are as many
+    testing as training clients, testing client i belongs to training client i.
     """
     (x, y, parts), (x_test, y_test, parts_test) = _joined(train, "training"), _joined(test, "testing")
-    return _federation(from_arrays(x, y, x_test, y_test, name=name), ((), parts), ((), parts_test), preprocess)
+    dataset = from_arrays(x, y, x_test, y_test, name=name)
+    return _federation(dataset, ((), parts), ((), parts_test), preprocess, paired=len(train) == len(test))
 
 
-def _joined(clients: Sequence[tuple[ArrayLike, ArrayLike]], part: str) -> tuple[Array, Array, list[Indices]]:
-    """Features and labels of all clients, one after the other, and where each client's lie."""
+def _joined(clients: Sequence[tuple[ArrayLike, ArrayLike]], part: str) -> tuple[Array, Array, list[Integers]]:
+    """Features and labels of all clients, concatenated, and the rows of each client."""
     pairs = [(np.asarray(x), np.asarray(y)) for x, y in clients]
     for i, (x, y) in enumerate(pairs):
         if x.ndim == 0 or y.ndim == 0 or len(x) != len(y):
             raise BadInput(
                 f"{part} client {i} has features of shape {x.shape} and labels of shape {y.shape}: "
-                "each sample needs one label"
+                "give one label per sample"
             )
         if x.shape[1:] != pairs[0][0].shape[1:] or x.dtype != pairs[0][0].dtype:
             raise BadInput(
                 f"{part} client {i} has {x.dtype} samples of shape {x.shape[1:]} but client 0 has "
-                f"{pairs[0][0].dtype} samples of shape {pairs[0][0].shape[1:]}: bring them to the same form"
+                f"{pairs[0][0].dtype} samples of shape {pairs[0][0].shape[1:]}: bring them to the same shape and type"
             )
     if not pairs:
-        raise BadInput(f"there are no {part} clients: give a pair (features, labels) for each")
+        raise BadInput(f"there are no {part} clients: give a pair (features, labels) per client")
     parts = np.split(np.arange(sum(len(y) for _, y in pairs)), np.cumsum([len(y) for _, y in pairs])[:-1])
     return np.concatenate([x for x, _ in pairs]), np.concatenate([y for _, y in pairs]), parts
 
@@ -331,13 +308,13 @@ def _named(groups: Array) -> Parts:
     return tuple(name for name, _ in found), [part for _, part in found]
 
 
-def _federation(dataset: Dataset, train: Parts, test: Parts, preprocess: str) -> Federation:
-    """Lay the samples out client after client and preprocess them."""
+def _federation(dataset: Dataset, train: Parts, test: Parts, preprocess: str, paired: bool) -> Federation:
+    """Order the samples by client and preprocess them."""
     raw_train = pixels(dataset.x_train[np.concatenate(train[1])])
     shift, scale = preprocessing(preprocess, raw_train)
 
-    def clients(raw: NDArray[np.float32], y: NDArray[np.int64], parts: Parts) -> Clients:
-        raw -= shift  # in place, because a copy of the training part can be the largest thing in memory
+    def clients(raw: NDArray[np.float32], y: Integers, parts: Parts) -> Clients:
+        raw -= shift  # in place: a copy of the training part can be the largest array in memory
         raw /= scale
         sizes = np.array([len(part) for part in parts[1]])
         return from_rows(torch.from_numpy(raw), torch.from_numpy(y[np.concatenate(parts[1])]), sizes, parts[0])
@@ -350,4 +327,5 @@ def _federation(dataset: Dataset, train: Parts, test: Parts, preprocess: str) ->
         shift=torch.from_numpy(shift),
         scale=torch.from_numpy(scale),
         name=dataset.name,
+        paired=paired,
     )

@@ -40,24 +40,29 @@ class DataSection(Section):
 
 
 class Partition(Section):
-    """Who has which samples.
+    """How samples are divided among clients.
 
     clients          C training and C testing clients
     class_imbalance  a ≥ 0 (Dirichlet); 0 is balanced
     size_imbalance   b ≥ 0 (log-normal); 0 is balanced
-    scheme           how samples are dealt, `paper`: as its text says; `published`: as its published code does
-    mixes            how class mixes are drawn, `paper` or `published` (none given: as the scheme)
-    clusters         so many clusters of clients, each with classes that no other has (0: none)
+    scheme           `paired`: testing client i has the class mix and share of training client i; the other two divide
+                     both parts independently, `paper` as its text says, `published` as its published code does
+    mixes            how class mixes are drawn, `paper` or `published` (default: as the scheme)
+    clusters         number of clusters of clients, each with classes that no other cluster has (0: none)
     group            instead: a natural split by a group key of the data, such as writer
     """
 
     clients: int = Field(default=100, ge=2, le=MOST)
     class_imbalance: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     size_imbalance: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    scheme: Literal["paper", "published"] = "published"
+    scheme: Literal["paired", "paper", "published"] = "paired"
     mixes: Literal["paper", "published"] | None = None
     clusters: int = Field(default=0, ge=0, le=MOST)
     group: str | None = None
+
+
+# Settings whose default has changed: a recorded configuration without the key means the former default.
+FORMER_DEFAULTS: Settings = {"partition": {"scheme": "published"}}
 
 
 class Graph(Section):

@@ -15,7 +15,7 @@ from fedkin.data.federation import Federation
 from fedkin.engine import lanes
 from fedkin.engine.simulation import Simulation
 from fedkin.experiments import records
-from fedkin.experiments.config import Experiment
+from fedkin.experiments.config import FORMER_DEFAULTS, Experiment
 from fedkin.experiments.grid import Plan, plans
 from fedkin.experiments.group import MOST_LANES, Lane, kept_result, run_group
 from fedkin.experiments.preparation import Preparation
@@ -100,7 +100,8 @@ class _Runs:
         self.plans = {plan.name: plan for plan in todo}
         self.folders = {plan.name: records.RunFolder(out / plan.config.name / plan.name) for plan in todo}
         self.data = preparation.data_digest(todo[0].config)
-        self.usual = Experiment().model_dump(mode="json", by_alias=True, exclude={"name", "algorithm"})
+        former = Experiment.model_validate(FORMER_DEFAULTS)
+        self.usual = former.model_dump(mode="json", by_alias=True, exclude={"name", "algorithm"})
         self.fresh = fresh
 
     def carried_out(self) -> dict[str, Result]:

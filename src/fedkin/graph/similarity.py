@@ -1,8 +1,8 @@
 """The similarity graph: messages → misalignment → adjacency → mixing weights and degrees.
 
-Each client sends one unit vector mᵢ, the first principal component of its data. From these alone the server knows
-which clients are kin. Everything here is float64: misalignments of alike clients are about 1e-4, of which
-(1 − mᵢ·mₙ)/2 in float32 would keep hardly a digit.
+Each client sends one unit vector mᵢ, the first principal component of its data. From these vectors alone the server
+computes which clients are kin. All values are float64: the misalignment of similar clients is about 1e-4, for which
+(1 − mᵢ·mₙ)/2 in float32 has hardly a correct digit.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy.linalg import eigh, eigvalsh
 from scipy.sparse import coo_array, csr_array, diags_array
 from scipy.sparse.linalg import ArpackError, LinearOperator, eigsh
@@ -21,36 +21,36 @@ from scipy.spatial.distance import pdist, squareform
 from fedkin.buffers import room
 from fedkin.data.federation import Federation
 from fedkin.errors import BadInput
-from fedkin.types import Floats
+from fedkin.types import Floats, Integers
 
 Matrix = Any  # (C, C) float64, an array or a sparse csr_array
 
-# Below this misalignment two messages differ by no more than the rounding of the eigenvector.
+# Two messages with a smaller misalignment differ only by the rounding error of the eigenvector.
 SAME = 1e-24
-# Below this many rows or columns a dense eigenproblem is quicker than an iterative one.
+# With fewer rows or columns a dense eigenproblem is faster than an iterative one.
 DENSE = 64
-# With more clients than this all pairs no longer fit into memory, nor a spectrum into patience.
+# With more clients all pairs do not fit into memory, and the spectrum takes too long.
 MANY = 5_000
-# Clients whose nearest are looked for at once.
-ROWS = 512
-# Numbers (4 bytes each) that a core's own cache holds; fewer columns than these are not worth a call.
+# Number of clients whose nearest neighbours are searched at once.
+SEARCH_BLOCK = 512
+# Numbers (4 bytes each) that fit into the private cache of a core, and the fewest columns that are worth a call.
 CACHE_NUMBERS, FEWEST_COLUMNS = 1 << 18, 64
 
 
 def message(x: ArrayLike, sign: str = "paper") -> Floats:
     """The message m of a client: the first principal component of its samples x (n, D), uncentred and unscaled.
 
-    m is the top eigenvector of xᵀx, a unit vector. Its sign is arbitrary, so it is chosen to point to the side
-    of the client's mean sample, m·x̄ ≥ 0; should that be a tie, its largest entry is positive. The rule looks at
-    this client alone. With `sign = "published"` the sign is left to the singular value decomposition of x in single
-    precision, as in the published code: kin can then come out opposite.
+    m is the top eigenvector of xᵀx, a unit vector. Its sign is arbitrary and chosen so that m·x̄ ≥ 0 for the client's
+    mean sample x̄; in case of a tie its largest entry is positive. The rule uses this client's data only. With
+    `sign = "published"` the sign is that of the singular value decomposition of x in single precision, as in the
+    published code: similar clients can then have opposite messages.
 
     >>> message([[3.0, 0.0], [0.0, 1.0]])
     array([1., 0.])
     """
     x = np.asarray(x, dtype=np.float64)
     if not x.any():
-        raise BadInput("a client whose samples are all zero has no principal component: leave that client out")
+        raise BadInput("a client whose samples are all zero has no principal component: remove that client")
     m = x[0] if len(x) == 1 else _top_right_singular_vector(x)
     m = m / np.linalg.norm(m)
     if sign == "published":
@@ -67,20 +67,20 @@ def _top_right_singular_vector(x: Floats) -> Floats:
     n, features = x.shape
     if min(n, features) > DENSE:
         try:
-            # xᵀx is never formed: a few products with x are enough. The start vector and the generator (for when the
-            # iteration has to start again) are fixed, so that the result is the same on every call.
+            # xᵀx is never formed: a few products with x are enough. The start vector and the generator (for restarts of
+            # the iteration) are fixed, so the result is the same on every call.
             gram = LinearOperator((features, features), matvec=lambda v: x.T @ (x @ v), dtype=np.float64)
             _, vectors = eigsh(gram, k=1, v0=x.mean(axis=0) + 1e-3, rng=np.random.default_rng(0))
             return np.asarray(vectors[:, 0])
         except ArpackError:
-            pass  # top eigenvalues too close to tell apart by iteration: the dense solver always answers
+            pass  # the top eigenvalues are too close for the iteration: the dense solver always succeeds
     smaller = x @ x.T if n < features else x.T @ x
     _, vectors = eigh(smaller, subset_by_index=[len(smaller) - 1] * 2)
     return np.asarray(x.T @ vectors[:, 0] if n < features else vectors[:, 0])
 
 
 def messages(federation: Federation, pixels: str = "raw", sign: str = "paper") -> Floats:
-    """The messages of all training clients, (C, D), from their raw features or the preprocessed ones."""
+    """The messages of all training clients, (C, D), from their raw or preprocessed features."""
     clients = federation.train
     rows = []
     for i in range(len(clients)):
@@ -98,8 +98,8 @@ class SimilarityGraph:
 
     pair_weights   p_in = A_in / Σ A
     degrees        pᵢ = Σₙ p_in, which sum to 1
-    mixing         p_in / pᵢ: the rows by which a client averages its neighbours' models. The row of a client without
-                   neighbours is zero; whatever a row lacks to 1 is taken of the global model.
+    mixing         p_in / pᵢ: the weights with which client i averages its neighbours' models. The row of a client
+                   without neighbours is zero; the global model has the weight by which a row falls short of 1.
     laplacian      diag(A1) − A
     spectrum       the Laplacian's eigenvalues, ascending
     """
@@ -111,19 +111,21 @@ class SimilarityGraph:
     def from_messages(cls, messages: ArrayLike, floor: float = 0.0) -> "SimilarityGraph":
         """The paper's graph: A_in = −ln mis(i, n) for i ≠ n, where mis(i, n) = (1 − mᵢ·mₙ)/2 = ‖mᵢ − mₙ‖²/4.
 
-        Two clients with the same data have mis = 0 and would weigh infinitely. Unless a positive `floor` says what
-        the smallest misalignment shall count as, that is an error.
+        Two clients with the same data have mis = 0 and an infinite weight. This is an error unless a positive `floor`
+        limits the misalignment from below.
         """
         m = np.asarray(messages, dtype=np.float64)
         if len(m) > MANY:
-            raise BadInput(f"{len(m)} clients have too many pairs: set graph.neighbours to the number that shall count")
+            raise BadInput(
+                f"{len(m)} clients have too many pairs: set graph.neighbours to keep only the nearest neighbours"
+            )
         pairs = np.clip(pdist(m, "sqeuclidean") / 4, 0.0, 1.0)
         if floor <= 0 and (pairs <= SAME).any():
             i, n = np.argwhere(squareform(pairs <= SAME, checks=False))[0]
             raise _identical(i, n)
         adjacency = squareform(similarity(pairs, floor))
         if not adjacency.any():
-            raise BadInput("all clients' messages are opposite: no client has kin; use graph.kind = 'uniform'")
+            raise BadInput("all clients' messages are opposite, so no client has kin: use graph.kind = 'uniform'")
         return cls(adjacency, squareform(pairs))
 
     @classmethod
@@ -132,21 +134,21 @@ class SimilarityGraph:
     ) -> "SimilarityGraph":
         """The paper's graph with only the edges between a client and the `neighbours` most similar to it.
 
-        An edge stays if either end counts the other among its nearest. The result is sparse: C·k numbers instead
+        An edge is kept if either client is among the nearest of the other. The result is sparse: C·k numbers instead
         of C². Candidates are found in single precision, by comparing all pairs or with an approximate index; the
-        nearest among them, and their misalignments, in double precision.
+        nearest among them and their misalignments are computed in double precision.
         """
         m = np.asarray(messages, dtype=np.float64)
         clients = len(m)
         k = min(neighbours, clients - 1)
-        # Single precision is enough for distances from the mean message, not for the messages themselves: alike
-        # clients differ only in their last digits.
+        # Single precision is enough for differences from the mean message, not for the messages themselves: those of
+        # similar clients differ only in their last digits.
         around = torch.as_tensor(m - m.mean(axis=0), dtype=torch.float32)
-        look = {"exact": _compared, "approximate": _indexed}[search]
-        near = look(around, min(2 * k + 8, clients - 1))
+        search_in = {"exact": _compared, "approximate": _indexed}[search]
+        near = search_in(around, min(2 * k + 8, clients - 1))
         rows, columns, values = [], [], []
-        for first in range(0, clients, ROWS):
-            mine = np.arange(first, min(first + ROWS, clients))
+        for first in range(0, clients, SEARCH_BLOCK):
+            mine = np.arange(first, min(first + SEARCH_BLOCK, clients))
             mis = np.clip(((m[mine, None] - m[near[mine]]) ** 2).sum(axis=2) / 4, 0.0, 1.0)
             best = np.argsort(mis, axis=1, kind="stable")[:, :k]
             rows.append(np.repeat(mine, k))
@@ -156,30 +158,30 @@ class SimilarityGraph:
         if floor <= 0 and (same := pairs <= SAME).any():
             raise _identical(i[same][0], n[same][0])
         half = coo_array((similarity(pairs, floor), (i, n)), shape=(clients, clients)).tocsr()
-        # An edge that both ends count is the same number twice: the larger of both is that number.
+        # An edge found from both ends has the same weight twice: the maximum is that weight.
         return cls(half.maximum(half.T).tocsr())
 
     @classmethod
     def uniform(cls, clients: int) -> "SimilarityGraph":
-        """All clients neighbours, all alike: u is the plain average of the others."""
+        """All pairs of clients with the same weight: u is the mean of the other clients' models."""
         if clients > MANY:
-            raise BadInput(f"the average of {clients} others is hardly different from the global model: use 'global'")
+            raise BadInput(f"the mean of {clients} other models is almost the global model: use 'global'")
         return cls(np.ones((clients, clients)) - np.eye(clients))
 
     @classmethod
     def edgeless(cls, clients: int) -> "SimilarityGraph":
-        """No neighbours at all, so u = w̄ for everyone: needs no message, and nothing extra is downloaded."""
+        """No neighbours, so u = w̄ for all clients: needs no messages and no extra download."""
         return cls(csr_array((clients, clients), dtype=np.float64))
 
     def tempered(self, temperature: float) -> "SimilarityGraph":
-        """The same graph with edges (A_in / max A)^(1/temperature): a low temperature leaves only the strongest."""
+        """The same graph with edges (A_in / max A)^(1/temperature): a low temperature keeps only the strongest."""
         if temperature == 1 or not self.has_edges:
             return self
         sharper = (self.adjacency / self.adjacency.max()) ** (1 / temperature)
         return SimilarityGraph(sharper, self.misalignment)
 
-    def relabelled(self, order: Sequence[int] | NDArray[np.int64]) -> "SimilarityGraph":
-        """The same graph where client j takes the place of client `order[j]`."""
+    def relabelled(self, order: Sequence[int] | Integers) -> "SimilarityGraph":
+        """The same graph with the clients in another order: new client j is old client `order[j]`."""
         places = np.asarray(order, dtype=np.int64)
         mis = None if self.misalignment is None else self.misalignment[np.ix_(places, places)]
         return SimilarityGraph(self.adjacency[places][:, places], mis)
@@ -229,12 +231,12 @@ class SimilarityGraph:
             raise BadInput(f"the spectrum of {len(self)} clients takes too long: look at {MANY} clients at the most")
         return np.asarray(eigvalsh(self.laplacian))
 
-    def mixing_rows(self, who: NDArray[np.int64], owners: NDArray[np.int64]) -> Matrix:
-        """How much clients `who` take of the models of `owners`, (len(who), len(owners)); sparse as the graph is."""
+    def mixing_rows(self, who: Integers, owners: Integers) -> Matrix:
+        """Weights of the models of `owners` for the clients `who`, (len(who), len(owners)); sparse if the graph is."""
         return self.mixing[who][:, owners]
 
-    def weights(self, scheme: str, sizes: NDArray[np.int64]) -> Floats:
-        """The weights by which the server averages, (C,), summing to 1.
+    def weights(self, scheme: str, sizes: Integers) -> Floats:
+        """The weights with which the server averages, (C,), summing to 1.
 
         adjacency   pᵢ, the degrees (the paper's)
         uniform     1/C
@@ -251,7 +253,7 @@ class SimilarityGraph:
 
 
 def mixed(rows: Matrix, models: torch.Tensor) -> torch.Tensor:
-    """Σₙ rows_in·wₙ of models (…, n, P), for every row i: (…, i, P). Where rows are sparse, so is the work."""
+    """Σₙ rows_in·wₙ of models (…, n, P), for every row i: (…, i, P). The work is in proportion to the entries."""
     out = room(models, *models.shape[:-2], rows.shape[0], models.shape[-1])
     if not isinstance(rows, csr_array):
         return torch.matmul(models.new_tensor(rows), models, out=out)
@@ -261,7 +263,7 @@ def mixed(rows: Matrix, models: torch.Tensor) -> torch.Tensor:
         torch.as_tensor(part, dtype=torch.int64, device=models.device) for part in (rows.indices, rows.indptr)
     )
     by, (count, size) = models.new_tensor(rows.data), models.shape[-2:]
-    # Models that are read again and again are taken so many columns at a time that those stay in the cache.
+    # Models that are read repeatedly are processed in blocks of columns that fit into the cache.
     width = max(FEWEST_COLUMNS, CACHE_NUMBERS // count) if rows.nnz > 2 * count else size
     for lane, into in zip(models.view(-1, count, size), out.view(-1, *out.shape[-2:]), strict=True):
         for start in range(0, size, width):
@@ -272,21 +274,21 @@ def mixed(rows: Matrix, models: torch.Tensor) -> torch.Tensor:
     return out
 
 
-def _compared(around: torch.Tensor, count: int) -> NDArray[np.int64]:
+def _compared(around: torch.Tensor, count: int) -> Integers:
     """The rows nearest to each, (C, count), from the distances of all pairs, a block at a time."""
     half_squares = (around**2).sum(dim=1) / 2
     near = np.empty((len(around), count), dtype=np.int64)
-    block = around.new_empty(min(ROWS, len(around)), len(around))  # used again, as it is large
-    for first in range(0, len(around), ROWS):
-        mine = np.arange(first, min(first + ROWS, len(around)))
+    block = around.new_empty(min(SEARCH_BLOCK, len(around)), len(around))  # reused, because it is large
+    for first in range(0, len(around), SEARCH_BLOCK):
+        mine = np.arange(first, min(first + SEARCH_BLOCK, len(around)))
         alike = torch.matmul(around[mine], around.T, out=block[: len(mine)]).sub_(half_squares)  # larger is nearer
-        alike[np.arange(len(mine)), mine] = -np.inf  # nobody is their own neighbour
+        alike[np.arange(len(mine)), mine] = -np.inf  # a client is not its own neighbour
         near[mine] = torch.topk(alike, count, dim=1, sorted=False).indices.numpy()
     return near
 
 
-def _indexed(around: torch.Tensor, count: int) -> NDArray[np.int64]:
-    """The same, approximately, from a navigable graph of rows: each look-up visits a few hundred of them."""
+def _indexed(around: torch.Tensor, count: int) -> Integers:
+    """As `_compared`, approximately, with a navigable small-world index: a query visits a few hundred rows."""
     try:
         import faiss
     except ImportError:
@@ -299,24 +301,24 @@ def _indexed(around: torch.Tensor, count: int) -> NDArray[np.int64]:
     index.hnsw.efSearch = max(64, 3 * count)
     index.add(rows)
     _, found = index.search(rows, count + 1)
-    # Nobody is their own neighbour; who was not found among their own nearest gives up the farthest.
+    # A client is not its own neighbour. If a query did not find the client itself, its farthest result is dropped.
     own = found == np.arange(len(rows))[:, None]
     own[~own.any(axis=1), -1] = True
-    near: NDArray[np.int64] = found[~own].reshape(len(rows), count).astype(np.int64)
-    # A look-up that ends before it has found enough leaves -1, as among very few rows: those are compared quickly.
+    near: Integers = found[~own].reshape(len(rows), count).astype(np.int64)
+    # A query that finds too few leaves -1. This happens only with very few rows, which are quick to compare.
     return near if (near >= 0).all() else _compared(around, count)
 
 
 def similarity(misalignment: Floats, floor: float = 0.0) -> Floats:
-    """−ln mis, where nothing counts as less than the floor."""
-    # a misalignment of 1 gives −ln 1 = −0.0: adding zero makes it a plain zero
+    """−ln max(mis, floor)."""
+    # a misalignment of 1 gives −ln 1 = −0.0: adding zero makes it +0.0
     return np.asarray(-np.log(np.maximum(misalignment, max(floor, SAME))) + 0.0)
 
 
 def _identical(i: int, n: int) -> BadInput:
     return BadInput(
         f"training clients {i} and {n} hold the same data, up to scale, so their similarity is infinite: merge "
-        "them, set graph.floor to the smallest misalignment that shall count (1e-6, say), or use another graph"
+        "them, set graph.floor to a lower limit of the misalignment (such as 1e-6), or use another graph"
     )
 
 
@@ -335,13 +337,12 @@ def build_graph(
     """The graph of a federation.
 
     similarity  the paper's, from the clients' messages
-    shuffled    the same graph with the clients relabelled at random: as uneven, but blind
-    uniform     all neighbours alike
-    global      no neighbours: u = w̄ for everyone
+    shuffled    the same graph with the clients permuted at random: the same weights, without their meaning
+    uniform     all pairs with the same weight
+    global      no neighbours: u = w̄ for all clients
 
-    The first two can be made sparse: then only the edges to so many nearest `neighbours` stay (0: all), found by an
-    `exact` or an `approximate` search. A `temperature` below 1 sharpens them: edges are raised to the power of its
-    inverse.
+    The first two can be made sparse: only the edges to the nearest `neighbours` are kept (0: all), found by an `exact`
+    or an `approximate` search. A `temperature` below 1 sharpens them: edges are raised to the power 1/temperature.
     """
     clients = len(federation.train)
     match kind:

@@ -1,8 +1,12 @@
 """Models: functions of one flat parameter vector.
 
-A model says how many parameters it has, where they start, and gives class scores and gradients for stacks of
-clients: parameters (…, P) against samples (…, B, D). Softmax regression and the network with one hidden layer have
-gradients derived by hand; any `torch.nn.Module` goes through `torch.func`.
+A model has a number of parameters and initial values, and computes class scores and gradients for stacks of clients:
+parameters (…, P) with samples (…, B, D).
+
+base.py     the interface that the engine uses
+layered.py  softmax regression and a network with one hidden layer, with gradients derived by hand
+module.py   any `torch.nn.Module`, through `torch.func`
+build.py    the model of a federation by name, import path or object
 """
 
 from fedkin.models.base import Model, seeded

@@ -1,4 +1,4 @@
-"""What the engine asks of a model."""
+"""The interface between the engine and a model."""
 
 from typing import Protocol
 
@@ -7,18 +7,18 @@ from torch import Tensor
 
 
 class Model(Protocol):
-    """What the engine asks of a model."""
+    """The interface that the engine uses."""
 
     @property
     def parallel(self) -> bool:
-        """Whether several threads may use it at once."""
+        """Whether several threads may use the model at the same time."""
 
     @property
     def size(self) -> int:
         """P, the number of parameters."""
 
     def start(self, seed: int) -> Tensor:
-        """Parameters to begin with, (P,), fixed by the seed."""
+        """Initial parameters, (P,), determined by the seed."""
 
     def scores(self, w: Tensor, x: Tensor) -> Tensor:
         """Class scores z of samples x (…, B, D) under parameters w (…, P): (…, K, B)."""
@@ -31,7 +31,7 @@ class Model(Protocol):
 
 
 class seeded:  # noqa: N801 - used as a context manager, like a function
-    """Run PyTorch's random numbers from a seed inside the block, and leave them as they were outside."""
+    """Seed PyTorch's global random number generator inside the block, and restore its state afterwards."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed

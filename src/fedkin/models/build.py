@@ -1,4 +1,4 @@
-"""The model of a federation, by name."""
+"""The model of a federation by name, import path or object."""
 
 import copy
 import importlib
@@ -21,15 +21,17 @@ def build_model(federation: Federation, kind: str | nn.Module = "softmax", **set
     """
     features, classes = federation.features, federation.classes
     if isinstance(kind, nn.Module):
-        begun = copy.deepcopy(kind)  # training starts from the parameters it has now, and never changes it
-        return Module(lambda: copy.deepcopy(begun), federation.shape, classes)
+        original = copy.deepcopy(kind)  # training starts from its present parameters and never changes the object
+        return Module(lambda: copy.deepcopy(original), federation.shape, classes)
     if kind == "softmax":
         return Softmax(features, classes, **settings)
     if kind == "mlp":
         return MLP(features, classes, **settings)
     if ":" not in kind:
         names = nearest(kind, ["softmax", "mlp"])
-        raise BadInput(f"unknown model '{kind}'{names}: or give an import path such as mypackage.models:Net")
+        raise BadInput(
+            f"unknown model '{kind}'{names}: give one of these, or an import path such as mypackage.models:Net"
+        )
     where, name = kind.split(":", 1)
     try:
         factory = getattr(importlib.import_module(where), name)
@@ -38,4 +40,4 @@ def build_model(federation: Federation, kind: str | nn.Module = "softmax", **set
     try:
         return Module(lambda: factory(**settings), federation.shape, classes)
     except TypeError as error:
-        raise BadInput(f"the model '{kind}' cannot be built with {settings}: {error}") from None
+        raise BadInput(f"the model '{kind}' cannot be built with {settings} ({error}): change model.args") from None

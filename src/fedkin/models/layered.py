@@ -1,6 +1,6 @@
 """Models that begin with a linear layer, with gradients derived by hand: softmax regression and one hidden layer.
 
-Scores are (…, K, B), a row a class: products of few rows with many samples, W xᵀ and r x, are two to four times
+Scores are (…, K, B), one row per class: products of few rows with many samples, W xᵀ and r x, are two to four times
 faster than their transposes x Wᵀ and xᵀ r.
 """
 
@@ -22,14 +22,14 @@ def residual(z: Tensor, y: Tensor, weight: Tensor) -> Tensor:
 
 
 def linear_start(inputs: int, outputs: int) -> Tensor:
-    """A layer's weights (outputs × inputs) and then its biases, flat, as `nn.Linear` begins: U(±1/√inputs)."""
+    """Initial weights (outputs × inputs) and biases of a layer, flat, as in `nn.Linear`: U(±1/√inputs)."""
     layer = nn.Linear(inputs, outputs, device="cpu")  # the same numbers whatever the device
     return torch.cat([layer.weight.detach().reshape(-1), layer.bias.detach()])
 
 
 @dataclass(frozen=True)
 class Layer:
-    """Where a linear layer z = W x + b lies in the flat vector: W (outputs, inputs) from `first` on, then b."""
+    """The place of a linear layer z = W x + b in the flat vector: W (outputs, inputs) from index `first` on, then b."""
 
     inputs: int
     outputs: int
@@ -37,7 +37,7 @@ class Layer:
 
     @property
     def end(self) -> int:
-        """Where the next layer begins."""
+        """Index of the next layer."""
         return self.first + (self.inputs + 1) * self.outputs
 
     def weight(self, w: Tensor) -> Tensor:
@@ -53,27 +53,27 @@ class Layer:
         """W xᵀ + b of samples as rows x (…, B, inputs): (…, outputs, B)."""
         weight = self.weight(w)
         if x.dim() == 2 and weight.dim() > 2:
-            # The same samples under several models, as those of lanes: one product with all their rows is faster.
+            # The same samples for several models, as in lanes: one product with the rows of all models is faster.
             z = (weight.reshape(-1, self.inputs) @ x.mT).view(*weight.shape[:-1], len(x))
         else:
             z = weight @ x.mT
         return z.add_(self.bias(w))
 
     def backward(self, x: Tensor, r: Tensor, into: Tensor) -> None:
-        """Write the gradient for r = ∂loss/∂z (…, outputs, B) into its place: ∂W = r x, ∂b = Σ r."""
+        """Write the gradient for r = ∂loss/∂z (…, outputs, B) to the layer's place in `into`: ∂W = r x, ∂b = Σ r."""
         torch.matmul(r, x, out=self.weight(into))
         torch.sum(r, dim=-1, keepdim=True, out=self.bias(into))
 
 
 class Layered:
-    """A model that begins with a linear layer: the rest of it, `tail` (…, T), sees samples only through its scores."""
+    """A model that begins with a linear layer: the remaining parameters, `tail` (…, T), see samples only through it."""
 
     first: Layer
 
     def backward(self, z: Tensor, tail: Tensor, onehot: Tensor, weight: float | Tensor) -> tuple[Tensor, Tensor]:
         """The gradients of the weighted cross-entropy with respect to z (…, outputs, B) and to the tail (…, T).
 
-        z are the first layer's scores, onehot (…, K, B) the labels, and weight (…, 1, B) or a number.
+        z are the outputs of the first layer, onehot (…, K, B) the labels, and weight (…, 1, B) or a number.
         """
         raise TypeError(f"{type(self).__name__} has no first layer")
 
@@ -96,12 +96,10 @@ class Softmax(Layered):
         return self.first.end
 
     def start(self, seed: int) -> Tensor:
-        """As `nn.Linear` begins."""
         with seeded(seed):
             return linear_start(self.features, self.classes)
 
     def scores(self, w: Tensor, x: Tensor) -> Tensor:
-        """The layer's output."""
         return self.first.forward(w, x)
 
     def gradient(self, w: Tensor, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
@@ -111,7 +109,7 @@ class Softmax(Layered):
         return g
 
     def backward(self, z: Tensor, tail: Tensor, onehot: Tensor, weight: float | Tensor) -> tuple[Tensor, Tensor]:
-        """The residual; there is no tail, so its gradient is as empty."""
+        """The residual, and the empty tail as its own gradient."""
         return torch.softmax(z, dim=-2).sub_(onehot).mul_(weight), tail
 
 
@@ -132,7 +130,7 @@ class MLP(Layered):
 
     @property
     def layers(self) -> tuple[Layer, Layer]:
-        """First the hidden layer, then the output."""
+        """The hidden layer and the output layer."""
         return self.first, Layer(self.hidden, self.classes, self.first.end)
 
     @property
@@ -141,12 +139,10 @@ class MLP(Layered):
         return self.layers[1].end
 
     def start(self, seed: int) -> Tensor:
-        """Both layers as `nn.Linear` begins."""
         with seeded(seed):
             return torch.cat([linear_start(self.features, self.hidden), linear_start(self.hidden, self.classes)])
 
     def scores(self, w: Tensor, x: Tensor) -> Tensor:
-        """Forward pass."""
         hidden, output = self.layers
         return output.forward(w, hidden.forward(w, x).relu_().mT)
 
@@ -162,7 +158,7 @@ class MLP(Layered):
         return g
 
     def backward(self, z: Tensor, tail: Tensor, onehot: Tensor, weight: float | Tensor) -> tuple[Tensor, Tensor]:
-        """As `gradient`, from the hidden layer's scores on: s, and the output layer's gradient."""
+        """As in `gradient`, from the outputs of the hidden layer on: s, and the gradient of the output layer."""
         output = Layer(self.hidden, self.classes)
         h = z.relu()
         r = torch.softmax(output.forward(tail, h.mT), dim=-2).sub_(onehot).mul_(weight)

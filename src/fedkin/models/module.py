@@ -16,7 +16,7 @@ from fedkin.models.base import seeded
 class Module:
     """Any `torch.nn.Module` without buffers (so without batch normalisation) that maps samples to class scores.
 
-    make   builds the module; called once, with the seed in force, so its initial parameters are the start
+    make   builds the module; it is called under the seed, so its initial parameters are those of `start`
     shape  of one sample as the module expects it, without the batch axis
     """
 
@@ -30,47 +30,49 @@ class Module:
         net = self._built(0)
         if stateful := [name for name, _ in net.named_buffers()]:
             raise BadInput(
-                f"the module keeps running statistics ({stateful[0]}), which clients cannot average as parameters: "
+                f"the module keeps running statistics ({stateful[0]}), which are not parameters that can be averaged: "
                 "use GroupNorm or LayerNorm instead of BatchNorm"
             )
         if not any(True for _ in net.parameters()):
-            raise BadInput("the module has no parameters to train")
+            raise BadInput("the module has no parameters: give one that can be trained")
         self._copies.net = net
         try:
             out = net.eval()(torch.zeros(2, *self.shape))
-            # With dropout and the like, threads would draw from one source of random numbers in any order.
+            # With dropout, for example, threads would share one random number generator, in no fixed order.
             with torch.no_grad():
                 first, again = (net.train()(torch.ones(2, *self.shape)) for _ in range(2))
             object.__setattr__(self, "parallel", torch.equal(first, again))
         except Exception as error:
-            raise BadInput(f"the module does not take samples of shape {self.shape}: {error}") from error
+            raise BadInput(
+                f"the module does not take samples of shape {self.shape} ({error}): change its first layer"
+            ) from error
         if tuple(out.shape) != (2, self.classes):
             raise BadInput(
-                f"the module gives {tuple(out.shape[1:])} scores a sample instead of ({self.classes},): "
-                "its last layer must have one output a class"
+                f"the module gives {tuple(out.shape[1:])} scores per sample instead of ({self.classes},): "
+                "its last layer must have one output per class"
             )
 
     def _built(self, seed: int) -> nn.Module:
         with seeded(seed):
             net = self.make()
         if not isinstance(net, nn.Module):
-            raise BadInput(f"the model factory returned a {type(net).__name__} instead of a torch.nn.Module")
+            raise BadInput(f"the model factory returned a {type(net).__name__}: return a torch.nn.Module")
         return net.float()
 
     @property
     def net(self) -> nn.Module:
-        """The module; a copy of its own in every thread, for a call puts parameters into it for a moment."""
+        """The module, with a copy per thread: a call replaces its parameters temporarily."""
         if not hasattr(self._copies, "net"):
             self._copies.net = self._built(0)
         return self._copies.net  # type: ignore[no-any-return]
 
     @property
     def size(self) -> int:
-        """Over all parameters of the module."""
+        """P, over all parameters of the module."""
         return sum(p.numel() for p in self.net.parameters())
 
     def start(self, seed: int) -> Tensor:
-        """As the module initialises itself under the seed."""
+        """The parameters with which the module is built under the seed."""
         return torch.cat([p.detach().reshape(-1) for p in self._built(seed).parameters()])
 
     def named(self, w: Tensor) -> dict[str, Tensor]:
@@ -82,7 +84,7 @@ class Module:
     def _apply(self, w: Tensor, x: Tensor, alone: bool) -> Tensor:
         samples, named = x.reshape(*x.shape[:-1], *self.shape), self.named(w)
         if alone and len(self.shape) == 3:
-            # Images of one client: convolutions and pooling are about twice as fast with the channels last in memory.
+            # Images of one client: convolutions and pooling are about twice as fast in the channels-last memory format.
             samples = channels_last(samples)
             named = {name: channels_last(piece) if piece.dim() == 4 else piece for name, piece in named.items()}
         return torch.func.functional_call(self.net, named, (samples,))  # type: ignore[no-any-return]
@@ -106,14 +108,14 @@ class Module:
         return self._stacked(derivative, w, x, y, weight)
 
     def _stacked(self, make: Callable[[bool], Callable[..., Tensor]], w: Tensor, x: Tensor, *rest: Tensor) -> Tensor:
-        """Map a function of one client's (P,), (B, D), (B,)… over the leading axes that w has, if it is not alone."""
+        """Map a function of one client's (P,), (B, D), (B,)… over the leading axes of w, if it has several clients."""
         lead = w.shape[:-1]
         function = make(math.prod(lead) == 1)
         if math.prod(lead) == 1:
             one = function(w.reshape(-1), x.reshape(x.shape[-2:]), *(r.reshape(-1) for r in rest))
             return one.reshape(*lead, *one.shape)
         for axis in reversed(range(len(lead))):
-            # x and the rest may lack leading axes, or have them with length 1: then all share them.
+            # x and the rest may lack leading axes, or have length 1 there: then all clients share them.
             dims = [_mapped(t, axis, len(lead), trailing) for t, trailing in _with_trailing(x, rest)]
             function = torch.func.vmap(function, in_dims=(0, *dims), randomness="different")
         squeezed = [_squeezed(t, len(lead), trailing) for t, trailing in _with_trailing(x, rest)]
@@ -121,7 +123,7 @@ class Module:
 
 
 def channels_last(t: Tensor) -> Tensor:
-    """The same tensor (…, channels, height, width) in another order in memory; `contiguous` spares single channels."""
+    """The tensor in the channels-last memory format. `contiguous` would not convert tensors with a single channel."""
     return t.clone(memory_format=torch.channels_last)
 
 
