@@ -7,9 +7,10 @@ from fedkin.data.federation import Clients, Federation
 from fedkin.data.partition import federate, from_clients
 from fedkin.data.sources import Dataset, from_arrays, load
 from fedkin.errors import BadInput
-from fedkin.experiments.run import Result, plot, run, train
+from fedkin.experiments.run import Result, run, train
 from fedkin.graph.similarity import SimilarityGraph, build_graph, message
 from fedkin.models import MLP, Model, Module, Softmax, build_model
+from fedkin.reports.plotting import plot
 
 __version__ = "0.1.0"
 

@@ -20,6 +20,9 @@ from fedkin.errors import BadInput, nearest
 
 Settings = dict[str, Any]
 
+# Settings that change how a run is executed but not its result.
+IMMATERIAL = {"threads", "checkpoint_every"}
+
 
 class Section(BaseModel):
     """A table of the file."""

@@ -31,8 +31,8 @@ from fedkin.algorithms import ClientRows
 from fedkin.engine.metrics import rounds_to
 from fedkin.engine.simulation import State
 from fedkin.errors import BadInput
+from fedkin.experiments.config import IMMATERIAL
 from fedkin.files import as_json, finite, write_atomically
-from fedkin.reports.runs import IMMATERIAL
 from fedkin.types import Record
 
 

@@ -265,10 +265,10 @@ def optimal_bound(c: Constants, T: int, beta: float, A: float | None = None) -> 
 # -- rounds to accuracy ------------------------------------------------------------------------------------------------
 
 
-def rounds_to(epsilon: float, bound: Callable[[int], float], most: int = 10**15) -> int | None:
+def rounds_to_epsilon(epsilon: float, bound: Callable[[int], float], most: int = 10**15) -> int | None:
     """The least T ≥ 1 with bound(T) ≤ ε, for a bound that falls with T; None if there is none up to `most`.
 
-    >>> rounds_to(0.1, lambda T: 1 / T)
+    >>> rounds_to_epsilon(0.1, lambda T: 1 / T)
     10
     """
     if not epsilon > 0:
