@@ -1,4 +1,4 @@
-"""Timing: competitors take turns, so that disturbances affect all of them alike."""
+"""Timing: competitors take turns, so that disturbances affect all of them equally."""
 
 import math
 import statistics

@@ -66,8 +66,8 @@ def _grid(title: str, columns: Mapping[str, Sequence[Run]], zoom: bool) -> Figur
     """Loss above accuracy, a column per list of runs."""
     with style():
         figure, panels = _figure(len(QUANTITIES), len(columns))
-        everyone = [run for runs in columns.values() for run in runs]
-        looks = looks_of(everyone, [group for runs in columns.values() for group in groups_of(runs)])
+        all_runs = [run for runs in columns.values() for run in runs]
+        looks = looks_of(all_runs, [group for runs in columns.values() for group in groups_of(runs)])
         for column, (head, runs) in enumerate(columns.items()):
             groups = groups_of(runs)
             for row, quantity in enumerate(QUANTITIES):

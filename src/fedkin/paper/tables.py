@@ -119,11 +119,11 @@ def _agreement(found: Mapping[Part, Mapping[tuple[str, str], Run]], printed: Map
                 continue
             points = max(abs(100 * run.final_accuracy - said[m][0]) for m, run in done.items())
             missed = [m for m, run in done.items() if not math.isfinite(run.reached)]
-            apart = [(run.reached - said[m][1], said[m][1]) for m, run in done.items() if m not in missed]
+            differences = [(run.reached - said[m][1], said[m][1]) for m, run in done.items() if m not in missed]
             line = f"{part.label}, {LOSS.get(kind, kind)}, {len(done)} of {len(said)} cells: "
-            if apart:
-                most, of = max(apart, key=lambda pair: abs(pair[0]))
-                share = max(abs(d) / r for d, r in apart)
+            if differences:
+                most, of = max(differences, key=lambda pair: abs(pair[0]))
+                share = max(abs(d) / r for d, r in differences)
                 line += f"rounds at most {abs(most):g} from the paper's (of {of:g}; {share:.0%} at most), "
             line += f"accuracy at most {points:.2f} points from it"
             lines.append(line + (f"; {', '.join(missed)} did not reach the threshold" if missed else ""))
