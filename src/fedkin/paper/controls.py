@@ -21,7 +21,7 @@ def control_tables(context: Context) -> Output:
     that an effect of the seed common to all methods cancels.
     """
     places: dict[str, list[Run]] = {}
-    for part in context.what.parts:
+    for part in context.reproduction.parts:
         # An unfinished run has no final accuracy yet and would bias the mean.
         done = [run for run in context.runs(part) if run.status != "running"]
         places.setdefault(part.label, []).extend(done)
@@ -34,7 +34,7 @@ def control_tables(context: Context) -> Output:
         usual = min(float(run.config["local"]["step_size"]) for run in runs)
         for run in runs:
             groups.setdefault(_method_label(run, keys, usual), {})[int(run.config["seed"])] = run
-        reference = groups.get(context.what.reference, {})
+        reference = groups.get(context.reproduction.reference, {})
         rows = []
         for name, by_seed in groups.items():
             row = (
@@ -59,7 +59,7 @@ def control_tables(context: Context) -> Output:
         "accuracy − reference, points",
     )
     notes = (
-        f"The reference is {context.what.reference} at the paper's settings: similarity graph, the smallest γ.",
+        f"The reference is {context.reproduction.reference} at the paper's settings: similarity graph, the smallest γ.",
         "± is half the width of a 95 % confidence interval (Student's t over the seeds). Differences from the "
         "reference are taken per seed; one whose interval contains 0 is not significant.",
         "The server averages with uniform weights in all of them, so that graphs affect u only.",

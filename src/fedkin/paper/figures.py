@@ -48,7 +48,7 @@ def _legend(figure: Figure, panels: Any, most: int = 6) -> None:
 def curve_figures(context: Context) -> Output:
     """A figure per data set: loss above accuracy; columns for balanced, imbalanced, convex and nonconvex."""
     columns: dict[str, dict[str, list[Run]]] = {}
-    for part in context.what.parts:
+    for part in context.reproduction.parts:
         for run in context.runs(part):
             if len(run.series("round")):
                 balance = part.label.split()[-1].capitalize()
@@ -124,10 +124,10 @@ def _inset(panel: Axes, groups: Sequence[Sequence[Run]], looks: Mapping[Path, tu
 
 def sweep_figures(context: Context) -> Output:
     """A figure per data set with a column per value of the setting, and a table of the results."""
-    section, _, leaf = context.what.across.partition(".")
+    section, _, leaf = context.reproduction.across.partition(".")
     letter = {"epochs": "E", "clip": "G", "step_size": "γ"}[leaf]
     figures, rows = {}, []
-    for part in context.what.parts:
+    for part in context.reproduction.parts:
         columns: dict[float, list[Run]] = {}
         for run in context.runs(part):
             value = run.config[section][leaf]
@@ -152,7 +152,7 @@ def sweep_figures(context: Context) -> Output:
                     )
                 )
     heads = ("federation", letter, "algorithm", "accuracy", "rounds to threshold", "speed-up", "status")
-    table = Table(context.what.title, heads, tuple(rows))
+    table = Table(context.reproduction.title, heads, tuple(rows))
     return Output((table,), table, figures)
 
 
@@ -202,7 +202,7 @@ def spectrum_figure(context: Context) -> Output:
 
 def _distributions(context: Context, which: int, log: bool, unit: str) -> Output:
     values: dict[tuple[float, str], dict[float, Floats]] = {}
-    for part in context.what.parts:
+    for part in context.reproduction.parts:
         for config, *arrays in _graphs(context, part):
             of = arrays[which - 1]
             of = of if log else of[1:]
@@ -222,7 +222,7 @@ def _distributions(context: Context, which: int, log: bool, unit: str) -> Output
                 if j == 0:
                     panels[i, j].set_ylabel("density")
         _legend(figure, panels)
-        figure.suptitle(context.what.title)
+        figure.suptitle(context.reproduction.title)
     cells = []
     for (b, label), by_class in values.items():
         for a, of in by_class.items():
@@ -230,7 +230,9 @@ def _distributions(context: Context, which: int, log: bool, unit: str) -> Output
             cells.append(
                 (text_cell(label), Cell(f"{a:g}", a), Cell(f"{b:g}", b), *(Cell(f"{q:.3g}", q) for q in quartiles))
             )
-    table = Table(context.what.title, ("data", "a", "b", "lower quartile", "median", "upper quartile"), tuple(cells))
+    table = Table(
+        context.reproduction.title, ("data", "a", "b", "lower quartile", "median", "upper quartile"), tuple(cells)
+    )
     return Output((table,), table, {"": figure}, ("Over all seeds together.",))
 
 
@@ -258,7 +260,7 @@ def _densities(panel: Axes, by_class: Mapping[float, Floats], log: bool) -> None
 def classes_figure(context: Context) -> Output:
     """The share of each class in each client's samples, a panel per federation."""
     seen = []
-    for part in context.what.parts:
+    for part in context.reproduction.parts:
         config = plans(part.settings)[0].config
         federation = context.preparation.federation(config)
         seen.append((part.label, config, federation.train.class_counts(federation.classes)))
@@ -282,14 +284,14 @@ def classes_figure(context: Context) -> Output:
         add_share_scale(figure, image, list(panels.flat), aspect=40)
         figure.suptitle("Share of each class in a client's samples")
     heads = ("federation", *(f"{what} {of}" for of in ("classes", "samples") for what in ("fewest", "median", "most")))
-    table = Table(context.what.title, heads, tuple(rows))
+    table = Table(context.reproduction.title, heads, tuple(rows))
     return Output((table,), table, {"": figure})
 
 
 def sample_figures(context: Context) -> Output:
     """A figure per data set: a row of images per class, for at most ten classes."""
     figures = {}
-    for part in context.what.parts:
+    for part in context.reproduction.parts:
         federation = context.preparation.federation(plans(part.settings)[0].config)
         raw = (federation.train.x * federation.scale + federation.shift).clamp(0, 1)
         y = federation.train.y.numpy()

@@ -27,6 +27,7 @@ from fedkin.reports.runs import collect
 from fedkin.reports.tables import Table
 
 FOLDER = files("fedkin.paper") / "reproductions"
+QUICK_NOTE = "A quick trial on the embedded digits: it shows the layout, its numbers are no results."
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +76,7 @@ class Output:
 class Context:
     """What a presentation needs: the reproduction, the folder of its runs, and how to prepare federations."""
 
-    what: Reproduction
+    reproduction: Reproduction
     out: Path
     preparation: Preparation
     quick: bool = False
@@ -95,12 +96,8 @@ def read_reproduction(name: str, quick: bool = False) -> Reproduction:
     """A reproduction by its name; with `quick` its small version."""
     if name not in reproduction_names():
         raise BadInput(f"there is no reproduction '{name}'{nearest(name, reproduction_names())}")
-    content = tomllib.loads((FOLDER / f"{name}.toml").read_text(encoding="utf-8"))
-    source = (
-        tomllib.loads((FOLDER / f"{content['runs']}.toml").read_text(encoding="utf-8"))
-        if "runs" in content
-        else content
-    )
+    content = _toml(name)
+    source = _toml(content["runs"]) if "runs" in content else content  # another reproduction's runs
     parts = []
     for own in source["experiment"]:
         settings = merged(source.get("settings", {}), own)
@@ -121,6 +118,10 @@ def read_reproduction(name: str, quick: bool = False) -> Reproduction:
         content.get("across", ""),
         content.get("reference", ""),
     )
+
+
+def _toml(name: str) -> Settings:
+    return tomllib.loads((FOLDER / f"{name}.toml").read_text(encoding="utf-8"))
 
 
 def merged(settings: Mapping[str, Any], updates: Mapping[str, Any]) -> Settings:
@@ -178,11 +179,8 @@ def reproduce(
     if trains and not any(context.runs(part) for part in what.parts):
         raise BadInput(f"there are no runs of {name} in {folder} to show: leave out --show, or give another --out")
     output = show(context)
-    notes = (
-        *output.notes,
-        *(["A quick trial on the embedded digits: it shows the layout, its numbers are no results."] * quick),
-    )
-    output = replace(output, notes=notes)
+    if quick:
+        output = replace(output, notes=(*output.notes, QUICK_NOTE))
     command = f"fedkin reproduce {name}" + (" --quick" if quick else "")
     pages = {f"{name}.md": f"# {what.title}\n\n{_body(what, output, command)}\n"}
     if output.spreadsheet:

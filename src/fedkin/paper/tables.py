@@ -35,8 +35,8 @@ def _methods(runs: Iterable[Run]) -> list[str]:
 
 def main_table(context: Context) -> Output:
     """The paper's layout: a row per algorithm and loss, a column per data set; below each row the paper's values."""
-    printed = context.what.printed
-    found = {part: {(_kind(run), run.method): run for run in context.runs(part)} for part in context.what.parts}
+    printed = context.reproduction.printed
+    found = {part: {(_kind(run), run.method): run for run in context.runs(part)} for part in context.reproduction.parts}
     everything = [run for runs in found.values() for run in runs.values()]
     kinds, methods = _in_order(map(_kind, everything), list(LOSS)), _methods(everything)
     rows, long = [], []
@@ -45,16 +45,16 @@ def main_table(context: Context) -> Output:
             ours, theirs = [], []
             for part, runs in found.items():
                 run, base = runs.get((kind, method)), runs.get((kind, "FedAvg"))
-                said = printed.get(part.name, {}).get(kind, {})
-                ours.append(text_cell(_result(run, base)))
-                theirs.append(text_cell(_said(said, method)))
+                values = printed.get(part.name, {}).get(kind, {})
+                ours.append(text_cell(_result_text(run, base)))
+                theirs.append(text_cell(_printed_text(values, method)))
                 if run:
-                    long.append(_long(part, run, base, said.get(method)))
+                    long.append(_csv_row(part, run, base, values.get(method)))
             head = [text_cell(method), text_cell(LOSS.get(kind, kind))]
             rows.append((*head, text_cell("here"), *ours))
             if any(cell.text for cell in theirs):
                 rows.append((text_cell(""), text_cell(""), text_cell("paper"), *theirs))
-    columns = ("algorithm", "loss", "", *(part.label for part in context.what.parts))
+    columns = ("algorithm", "loss", "", *(part.label for part in context.reproduction.parts))
     heads = (
         *("experiment", "loss", "algorithm", "status", "accuracy", "rounds", "speed-up", "seconds"),
         *("paper accuracy", "paper rounds", "accuracy − paper", "rounds − paper"),
@@ -65,13 +65,13 @@ def main_table(context: Context) -> Output:
         f"A cell is the accuracy in percent after the last round / rounds to {thresholds}, counted from 0 (speed-up)."
     )
     return Output(
-        (Table(context.what.title, columns, tuple(rows)),),
+        (Table(context.reproduction.title, columns, tuple(rows)),),
         Table("", heads, tuple(long)),
         notes=(goal, *(_agreement(found, printed) if not context.quick else ())),
     )
 
 
-def _result(run: Run | None, base: Run | None) -> str:
+def _result_text(run: Run | None, base: Run | None) -> str:
     if run is None:
         return "not run"
     if run.status != "finished":
@@ -82,16 +82,16 @@ def _result(run: Run | None, base: Run | None) -> str:
     return f"{100 * run.final_accuracy:.2f} / {reached}{faster}"
 
 
-def _said(said: Mapping[str, Any], method: str) -> str:
-    if method not in said:
+def _printed_text(values: Mapping[str, Any], method: str) -> str:
+    if method not in values:
         return ""
-    accuracy, rounds = said[method]
-    ratio = speed_up(said["FedAvg"][1], rounds)
+    accuracy, rounds = values[method]
+    ratio = speed_up(values["FedAvg"][1], rounds)
     return f"{accuracy:.2f} / {rounds} ({ratio:.1f}×)"
 
 
-def _long(part: Part, run: Run, base: Run | None, said: Sequence[float] | None) -> tuple[Cell, ...]:
-    accuracy, rounds = (said[0] / 100, float(said[1])) if said else (math.nan, math.nan)
+def _csv_row(part: Part, run: Run, base: Run | None, values: Sequence[float] | None) -> tuple[Cell, ...]:
+    accuracy, rounds = (values[0] / 100, float(values[1])) if values else (math.nan, math.nan)
     ratio = speed_up(base.reached, run.reached) if base else math.nan
     return (
         text_cell(part.name),
@@ -113,14 +113,14 @@ def _agreement(found: Mapping[Part, Mapping[tuple[str, str], Run]], printed: Map
     """The largest differences from the paper's values, a line per data set and loss."""
     lines = []
     for part, runs in found.items():
-        for kind, said in printed.get(part.name, {}).items():
-            done = {m: runs[kind, m] for m in said if (kind, m) in runs and runs[kind, m].status == "finished"}
+        for kind, values in printed.get(part.name, {}).items():
+            done = {m: runs[kind, m] for m in values if (kind, m) in runs and runs[kind, m].status == "finished"}
             if not done:
                 continue
-            points = max(abs(100 * run.final_accuracy - said[m][0]) for m, run in done.items())
+            points = max(abs(100 * run.final_accuracy - values[m][0]) for m, run in done.items())
             missed = [m for m, run in done.items() if not math.isfinite(run.reached)]
-            differences = [(run.reached - said[m][1], said[m][1]) for m, run in done.items() if m not in missed]
-            line = f"{part.label}, {LOSS.get(kind, kind)}, {len(done)} of {len(said)} cells: "
+            differences = [(run.reached - values[m][1], values[m][1]) for m, run in done.items() if m not in missed]
+            line = f"{part.label}, {LOSS.get(kind, kind)}, {len(done)} of {len(values)} cells: "
             if differences:
                 most, of = max(differences, key=lambda pair: abs(pair[0]))
                 share = max(abs(d) / r for d, r in differences)
@@ -136,7 +136,7 @@ def _agreement(found: Mapping[Part, Mapping[tuple[str, str], Run]], printed: Map
 def times_table(context: Context) -> Output:
     """Time of a run, mean and standard deviation over the balanced and imbalanced case, and the paper's."""
     taken: dict[tuple[str, str, str], list[float]] = {}
-    for part in context.what.parts:
+    for part in context.reproduction.parts:
         for run in context.runs(part):
             if run.status == "finished":
                 source = str(run.config["data"]["source"])
@@ -146,8 +146,8 @@ def times_table(context: Context) -> Output:
     for (source, kind, method), seconds in sorted(
         taken.items(), key=lambda item: (item[0][0], order.index(item[0][1]))
     ):
-        said = context.what.printed.get(source, {}).get(kind, {}).get(method)
-        hours = [_seconds_of(text) for text in said] if said else []
+        values = context.reproduction.printed.get(source, {}).get(kind, {}).get(method)
+        hours = [_seconds_of(text) for text in values] if values else []
         middle = mean(seconds)
         spread = stdev(seconds) if len(seconds) > 1 else None
         rows.append(
@@ -156,12 +156,14 @@ def times_table(context: Context) -> Output:
                 text_cell(LOSS.get(kind, kind)),
                 text_cell(method),
                 Cell(_duration(middle) + (f" ± {_duration(spread)}" if spread is not None else ""), middle, spread),
-                Cell(f"{said[0].replace(':', 'h')}m ± {said[1].replace(':', 'h')}m", hours[0]) if said else Cell(NEVER),
-                number_cell("{:.0f}×", hours[0] / middle) if said else Cell(NEVER),
+                Cell(f"{values[0].replace(':', 'h')}m ± {values[1].replace(':', 'h')}m", hours[0])
+                if values
+                else Cell(NEVER),
+                number_cell("{:.0f}×", hours[0] / middle) if values else Cell(NEVER),
             )
         )
     columns = ("data", "loss", "algorithm", "here", "paper", "ratio")
-    table = Table(context.what.title, columns, tuple(rows))
+    table = Table(context.reproduction.title, columns, tuple(rows))
     notes = (
         "Where several runs were executed together, the time of a run is its share.",
         "The paper's times are from a laptop with a small graphics card. Its digits are FEMNIST's, 5.5 times as many "
@@ -186,22 +188,22 @@ def _duration(seconds: float) -> str:
 
 def variants_table(context: Context) -> Output:
     """A row per variant, a column per algorithm: rounds to the threshold (speed-up over FedAvg of the same row)."""
-    found = {part: {run.method: run for run in context.runs(part)} for part in context.what.parts}
+    found = {part: {run.method: run for run in context.runs(part)} for part in context.reproduction.parts}
     methods = _methods(run for runs in found.values() for run in runs.values())
     rows, long = [], []
-    (said,) = context.what.printed.values()
-    base = said["FedAvg"]
+    (values,) = context.reproduction.printed.values()
+    base = values["FedAvg"]
     rows.append(
         (
             text_cell("paper"),
-            *(text_cell(f"{said[m]} ({base / said[m]:.1f}×)" if m in said else "") for m in methods),
+            *(text_cell(f"{values[m]} ({base / values[m]:.1f}×)" if m in values else "") for m in methods),
         )
     )
     for part, runs in found.items():
         cells = []
         for method in methods:
             run = runs.get(method)
-            cells.append(text_cell(_rounds(run, runs.get("FedAvg"))))
+            cells.append(text_cell(_rounds_text(run, runs.get("FedAvg"))))
             if run:
                 long.append(
                     (
@@ -216,13 +218,13 @@ def variants_table(context: Context) -> Output:
         rows.append((text_cell(part.label), *cells))
     note = "Rounds to the threshold, counted from 0, and FedAvg's rounds over them (speed-up)."
     return Output(
-        (Table(context.what.title, ("variant", *methods), tuple(rows)),),
+        (Table(context.reproduction.title, ("variant", *methods), tuple(rows)),),
         Table("", ("experiment", "variant", "algorithm", "status", "rounds", "final accuracy"), tuple(long)),
         notes=(note,),
     )
 
 
-def _rounds(run: Run | None, base: Run | None) -> str:
+def _rounds_text(run: Run | None, base: Run | None) -> str:
     if run is None:
         return "not run"
     if not math.isfinite(run.reached):
