@@ -1,4 +1,4 @@
-"""The pictures of a federation, how figures are saved, and the histograms for terminals."""
+"""The figure of a federation, how figures are saved, and histograms for terminals."""
 
 from pathlib import Path
 from typing import Any
@@ -10,11 +10,12 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 from fedkin.errors import BadInput
-from fedkin.reports.figures import federation_figure, histogram_text, replacing, save, sparkline, style
+from fedkin.reports.figures import federation_figure, save, style
+from fedkin.reports.histograms import histogram_text, sparkline
 
 
 def federation(clients: int, classes: int, seed: int = 0) -> dict[str, Any]:
-    """A made-up federation: sizes, class counts, misalignments around 1e-4, and the Laplacian's spectrum."""
+    """A synthetic federation: sizes, class counts, misalignments around 1e-4, and the Laplacian's spectrum."""
     draw = np.random.default_rng(seed)
     sizes = draw.integers(5, 300, clients)
     counts = np.stack([draw.multinomial(n, draw.dirichlet(np.full(classes, 0.2))) for n in sizes])
@@ -107,12 +108,18 @@ def test_save_writes_both_formats_and_repeats_itself_byte_for_byte(tmp_path: Pat
     assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
 
 
-def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
-    path = tmp_path / "report.md"
-    path.write_text("old")
-    with pytest.raises(RuntimeError), replacing(path) as draft:  # noqa: PT012 - the failure is in the middle
-        draft.write_text("half of the n")
+def test_a_figure_that_cannot_be_drawn_leaves_the_old_file_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def half(_: Figure, out: Any, **__: Any) -> None:
+        out.write(b"half of the f")
         raise RuntimeError
+
+    path = tmp_path / "curves.png"
+    path.write_text("old")
+    monkeypatch.setattr(Figure, "savefig", half)
+    with pytest.raises(RuntimeError):
+        save(federation_figure(**federation(3, 2)), tmp_path / "curves")
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
 

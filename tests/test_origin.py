@@ -123,16 +123,13 @@ def first_digits(path: Path, key: str) -> str:
     return f'"{key}": {json.loads(line)[key]}'
 
 
-CHANGES: dict[str, Callable[[Path], None]] = {
+CHANGES: dict[str, Callable[[Path], object]] = {
     "a loss": lambda f: change(f / "rounds.jsonl", first_digits(f / "rounds.jsonl", "test_loss"), '"test_loss": 0.125'),
     "no loss": lambda f: change(
         f / "rounds.jsonl", first_digits(f / "rounds.jsonl", "train_loss"), '"train_loss": null'
     ),
-    "two lines": lambda f: (
-        (f / "rounds.jsonl").write_text(
-            "".join(sorted((f / "rounds.jsonl").read_text().splitlines(keepends=True), reverse=True))
-        )
-        and None
+    "two lines": lambda f: (f / "rounds.jsonl").write_text(
+        "".join(sorted((f / "rounds.jsonl").read_text().splitlines(keepends=True), reverse=True))
     ),
     "the summary": lambda f: change(f / "summary.json", '"final_test_accuracy": 0.', '"final_test_accuracy": 0.9'),
     "the status": lambda f: change(f / "summary.json", '"finished"', '"diverged"'),

@@ -1,103 +1,25 @@
-"""Tables and curves, from run folders written here by hand."""
+"""Tables of runs, and the files of a report."""
 
-import json
-import math
 import re
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
-from matplotlib.figure import Figure
 from matplotlib.image import imread
 from rich.console import Console
 
 from fedkin.errors import BadInput
 from fedkin.reports.curves import curves
 from fedkin.reports.report import table, write
-from fedkin.reports.runs import Run, collect
-
-FEDAVG = {"name": "fedavg"}
-FEDKIN = {"name": "fedkin", "beta": 0.5}
-
-Write = Callable[..., Path]
+from fedkin.reports.run import Run
+from fedkin.reports.runs import collect
+from run_folders import FEDAVG, FEDKIN, Write, write_run
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Write:
-    """Write a run folder; its test accuracy reaches 80 % in the round `reached`."""
-
-    def write_run(
-        name: str,
-        algorithm: dict[str, Any],
-        reached: int | None = 20,
-        final: float = 0.9,
-        *,
-        experiment: str = "demo",
-        rounds: int = 30,
-        status: str = "finished",
-        diverged_at: int | None = None,
-        seconds: float = 3.0,
-        seed: int = 0,
-        threshold: float = 0.8,
-        summary: bool = True,
-        extra: dict[str, Any] | None = None,
-        **sections: dict[str, Any],
-    ) -> Path:
-        folder = tmp_path / experiment / name
-        folder.mkdir(parents=True)
-        config: dict[str, Any] = {
-            "name": experiment,
-            "seed": seed,
-            "rounds": 30,
-            "threshold": threshold,
-            "data": {"source": "digits"},
-            "partition": {"clients": 20, "class_imbalance": 10.0, "size_imbalance": 1.0},
-            "graph": {"message": "mean"},
-            "model": {"kind": "softmax"},
-            "local": {"step_size": 0.01, "epochs": 5},
-        }
-        for section, entries in sections.items():
-            config[section] = config[section] | entries
-        (folder / "config.json").write_text(json.dumps(config | {"algorithm": algorithm}))
-        records = []
-        for number in range(rounds):
-            good = reached is not None and number >= reached
-            gone = diverged_at is not None and number >= diverged_at
-            loss = None if gone else 2.0 / (1 + number)
-            records.append(
-                {
-                    "round": number,
-                    "train_loss": loss,
-                    "test_loss": loss,
-                    "train_accuracy": 0.5,
-                    "test_accuracy": (final if number == rounds - 1 else 0.8) if good else 0.4,
-                    "seconds": 0.1,
-                    **(extra or {}),
-                }
-            )
-        (folder / "rounds.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-        if summary:
-            content = {
-                "experiment": experiment,
-                "run": name,
-                "algorithm": algorithm["name"],
-                "hyperparameters": {k: v for k, v in algorithm.items() if k != "name"},
-                "status": status,
-                "final_test_accuracy": final,
-                "best_test_accuracy": final,
-                "rounds_to_threshold": reached,
-                "threshold": threshold,
-                "seconds": seconds,
-                "rounds": rounds,
-            }
-            if diverged_at is not None:
-                content["diverged_at"] = diverged_at
-            (folder / "summary.json").write_text(json.dumps(content))
-        return folder
-
-    return write_run
+    """Write a run folder into `tmp_path`."""
+    return partial(write_run, tmp_path)
 
 
 def column(runs: list[Run], title: str) -> list[str]:
@@ -107,95 +29,7 @@ def column(runs: list[Run], title: str) -> list[str]:
     return [row[position] for row in shown.rows]
 
 
-# ---- what is read
-
-
-def test_runs_are_found_at_every_level(run: Write, tmp_path: Path) -> None:
-    folder = run("a", FEDAVG)
-    run("b", FEDKIN)
-    run("c", FEDKIN, experiment="other")
-    assert [found.name for found in collect(tmp_path)] == ["a", "b", "c"]
-    assert [found.name for found in collect(tmp_path / "demo")] == ["a", "b"]
-    (alone,) = collect(folder)
-    assert (alone.experiment, alone.name, alone.status, alone.label) == ("demo", "a", "finished", "FedAvg")
-
-
-def test_null_becomes_nan(run: Write) -> None:
-    (found,) = collect(run("a", FEDKIN, diverged_at=2, rounds=4, status="diverged"))
-    np.testing.assert_array_equal(found.rounds["train_loss"], [2.0, 1.0, math.nan, math.nan])
-    np.testing.assert_array_equal(found.rounds["round"], [0, 1, 2, 3])
-
-
-def test_nothing_to_report_is_said_in_one_sentence_with_the_way_out(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=r"nowhere does not exist: give the folder"):
-        collect(tmp_path / "nowhere")
-    with pytest.raises(BadInput, match=r"there are no usable runs in .*: give the folder that 'fedkin run' wrote"):
-        collect(tmp_path)
-    (tmp_path / "config.json").write_text('{"compiler": "of another program"}')
-    with pytest.raises(BadInput, match="no usable runs"):
-        collect(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("file", "content", "complaint"),
-    [
-        ("config.json", "{", "config.json is not valid JSON"),
-        ("config.json", "[]", "config.json holds no table"),
-        ("config.json", "{}", "config.json names no algorithm"),
-        ("config.json", None, "config.json is missing"),
-        ("rounds.jsonl", None, "rounds.jsonl is missing"),
-        ("rounds.jsonl", '{"round": 0}\n{"rou\n{"round": 2}\n', "line 2 of rounds.jsonl is damaged"),
-        ("rounds.jsonl", '{"loss": 0}\n{"round": 2}\n', "line 1 of rounds.jsonl is damaged"),
-        ("summary.json", "", "summary.json is not valid JSON"),
-    ],
-)
-def test_a_damaged_run_is_left_out_and_named(
-    run: Write, tmp_path: Path, file: str, content: str | None, complaint: str
-) -> None:
-    run("good", FEDAVG)
-    bad = run("bad", FEDKIN)
-    if content is None:
-        (bad / file).unlink()
-    else:
-        (bad / file).write_text(content)
-    with pytest.warns(UserWarning, match=f"demo/bad: {complaint}"):
-        runs = collect(tmp_path)
-    assert [found.name for found in runs] == ["good"]
-
-
-def test_a_line_cut_short_by_a_kill_is_ignored(run: Write) -> None:
-    folder = run("a", FEDKIN, rounds=5, summary=False)
-    with (folder / "rounds.jsonl").open("a") as file:
-        file.write('{"round": 5, "train_lo')
-    (found,) = collect(folder)
-    assert found.rounds["round"].tolist() == [0, 1, 2, 3, 4]
-
-
-# ---- labels and order
-
-
-def test_labels_name_the_knob_and_what_differs(run: Write, tmp_path: Path) -> None:
-    run("e", {"name": "scaffold", "server_step": 1.0})
-    run("d", {"name": "fedkin", "beta": {"kind": "linear", "start": 1.0, "end": 0.5}})
-    run("c1", FEDKIN)
-    run("c2", {"name": "fedkin", "beta": 0.9})
-    run("b2", {"name": "fedprox", "alpha": 1.0})
-    run("b1", {"name": "fedprox", "alpha": 0.1})
-    run("a", FEDAVG)
-    assert [found.label for found in collect(tmp_path)] == [
-        "FedAvg",
-        "FedProx α=0.1",
-        "FedProx α=1",
-        "FedKin β=0.9",
-        "FedKin β=0.5",
-        "FedKin β=linear(start 1, end 0.5)",
-        "scaffold server step=1",
-    ]
-    run("f", FEDKIN, local={"step_size": 0.1})
-    assert "FedKin β=0.5, γ=0.1" in [found.label for found in collect(tmp_path)]
-
-
-# ---- the table
+# -- the table ---------------------------------------------------------------------------------------------------------
 
 
 def test_table_of_a_small_experiment_to_the_letter(run: Write, tmp_path: Path) -> None:
@@ -366,122 +200,7 @@ def test_experiments_side_by_side_are_not_mixed(run: Write, tmp_path: Path) -> N
     assert column(runs, "speed-up") == ["1.0×", "—"]
 
 
-# ---- the curves
-
-
-def legend(figure: Figure) -> list[str]:
-    """The labels of the legend, in its order."""
-    return [text.get_text() for text in figure.legends[0].get_texts()]
-
-
-def inside(figure: Figure) -> bool:
-    """Whether panels and legend lie within the figure, and the legend below all panels."""
-    figure.draw_without_rendering()
-    width, height = figure.bbox.size
-    panels = [box for axes in figure.axes if (box := axes.get_tightbbox()) is not None]
-    key = figure.legends[0].get_window_extent()
-    within = all(b.x0 > -1 and b.y0 > -1 and b.x1 < width + 1 and b.y1 < height + 1 for b in [*panels, key])
-    return within and all(key.y1 <= box.y0 + 1 for box in panels)
-
-
-def test_curves_show_accuracy_and_loss_of_every_run(run: Write, tmp_path: Path) -> None:
-    run("a", FEDAVG)
-    run("b", {"name": "fedprox", "alpha": 0.1})
-    run("c", {"name": "fedkin", "beta": 0.9})
-    run("d", FEDKIN)
-    figure = curves(collect(tmp_path))
-    accuracy, loss = figure.axes
-    assert figure.get_suptitle() == "digits, 20 clients, a = 10, b = 1, softmax"
-    assert legend(figure) == ["FedAvg", "FedProx α=0.1", "FedKin β=0.9", "FedKin β=0.5"]
-    assert [axes.get_ylabel() for axes in figure.axes] == ["test accuracy", "training loss"]
-    assert [axes.get_xlabel() for axes in figure.axes] == ["round", "round"]
-    assert len(loss.lines) == 4
-    assert len(accuracy.lines) == 5  # and the threshold
-    assert accuracy.lines[-1].get_ydata() == [0.8, 0.8]
-    np.testing.assert_allclose(np.asarray(loss.lines[0].get_ydata()), 2 / (1 + np.arange(30)))
-    brightness = [sum(int(str(line.get_color())[i : i + 2], 16) for i in (1, 3, 5)) for line in loss.lines]
-    assert brightness[0] < 120  # FedAvg is nearly black
-    assert brightness[2] > brightness[3]  # the smaller β is darker
-    assert loss.lines[1].is_dashed()
-    assert inside(figure)
-
-
-def test_seeds_become_a_mean_in_a_band(run: Write, tmp_path: Path) -> None:
-    run("k0", FEDKIN, 10, seed=0)
-    run("k1", FEDKIN, 20, seed=1)
-    figure = curves(collect(tmp_path))
-    accuracy = figure.axes[0]
-    assert figure.get_suptitle().endswith("; mean and range of 2 seeds")
-    assert legend(figure) == ["FedKin β=0.5"]
-    # Between rounds 10 and 20 one seed is at 0.8, the other at 0.4.
-    mean = np.asarray(accuracy.lines[0].get_ydata(), dtype=float)
-    np.testing.assert_allclose(mean[[5, 15, 25]], [0.4, 0.6, 0.8])
-    corners = np.asarray(accuracy.collections[0].get_paths()[0].vertices)
-    assert sorted(corners[corners[:, 0] == 15, 1].tolist()) == [0.4, 0.8]
-
-
-def test_each_learning_problem_has_its_row(run: Write, tmp_path: Path) -> None:
-    for imbalance in (100.0, 10.0):
-        for name, algorithm in (("a", FEDAVG), ("k", FEDKIN)):
-            run(f"{name}{imbalance}", algorithm, partition={"class_imbalance": imbalance})
-    figure = curves(collect(tmp_path))
-    assert len(figure.axes) == 4
-    assert [axes.get_title(loc="left") for axes in figure.axes[::2]] == ["a = 10", "a = 100"]
-    assert figure.get_suptitle() == "digits, 20 clients, b = 1, softmax"
-    assert legend(figure) == ["FedAvg", "FedKin β=0.5"]
-    assert inside(figure)
-
-
-def test_more_problems_than_fit_are_not_dropped_in_silence(run: Write, tmp_path: Path) -> None:
-    for clients in range(10, 90, 10):
-        run(f"c{clients}", FEDAVG, partition={"clients": clients})
-    figure = curves(collect(tmp_path))
-    assert len(figure.axes) == 12
-    assert "the first 6 of 8 settings" in figure.get_suptitle()
-
-
-def test_forty_runs_keep_a_legible_legend(run: Write, tmp_path: Path) -> None:
-    for number in range(40):
-        run(f"k{number:02}", {"name": "fedkin", "beta": round(0.99 - number / 50, 3)}, local={"epochs": 5})
-    figure = curves(collect(tmp_path))
-    assert len(legend(figure)) == 40
-    assert inside(figure)
-    assert figure.axes[0].get_position().height * figure.get_figheight() > 1.8  # inches: not squeezed
-
-
-def test_one_round_is_a_point(run: Write, tmp_path: Path) -> None:
-    run("a", FEDKIN, rounds=1)
-    figure = curves(collect(tmp_path))
-    assert figure.axes[1].lines[0].get_marker() == "o"
-    assert figure.axes[1].get_xticks().tolist() == [0]
-    assert inside(figure)
-
-
-def test_a_run_that_blows_up_ends_in_a_cross_and_does_not_flatten_the_others(run: Write, tmp_path: Path) -> None:
-    run("a", FEDAVG)
-    folder = run("b", FEDKIN, None, 0.1, status="diverged", diverged_at=7, rounds=8)
-    records = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
-    records[6]["train_loss"] = 1e30
-    (folder / "rounds.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    figure = curves(collect(tmp_path))
-    for axes in figure.axes:
-        assert [line.get_marker() for line in axes.lines].count("x") == 1
-    assert figure.axes[1].get_ylim()[1] < 4
-    assert legend(figure) == ["FedAvg", "FedKin β=0.5"]
-    assert inside(figure)
-
-
-def test_quantities_can_be_chosen_and_are_checked(run: Write, tmp_path: Path) -> None:
-    run("a", FEDAVG)
-    runs = collect(tmp_path)
-    chosen = curves(runs, ["test_loss", "train_accuracy", "train_loss"], title="mine")
-    assert [axes.get_ylabel() for axes in chosen.axes] == ["test loss", "training accuracy", "training loss"]
-    assert chosen.get_suptitle() == "mine"
-    with pytest.raises(BadInput, match=r"no run has recorded 'tset_loss' \(did you mean 'test_loss'\?\)"):
-        curves(runs, ["tset_loss"])
-
-
-# ---- the files
+# -- the files ---------------------------------------------------------------------------------------------------------
 
 
 def test_write_puts_four_files_into_the_folder(run: Write, tmp_path: Path) -> None:

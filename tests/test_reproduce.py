@@ -1,4 +1,4 @@
-"""Reproductions: each can be carried out, shows what it says, continues, and its numbers are the runs'."""
+"""Reproductions: each can be carried out and continued, and its numbers are those of the runs."""
 
 import csv
 import json
@@ -15,13 +15,13 @@ from typer.testing import CliRunner
 from fedkin import cli
 from fedkin.errors import BadInput
 from fedkin.experiments import run as experiment
-from fedkin.experiments.config import plans
+from fedkin.experiments.grid import plans
 from fedkin.experiments.preparation import Preparation
 from fedkin.experiments.progress import Silent
+from fedkin.paper.controls import _interval
 from fedkin.paper.figures import _graphs
-from fedkin.paper.reproduce import Shown, Work, load, merged, names, reproduce
-from fedkin.paper.tables import _interval
-from fedkin.reports.runs import speed_up
+from fedkin.paper.reproduce import Context, Output, merged, read_reproduction, reproduce, reproduction_names
+from fedkin.reports.groups import speed_up
 
 SHARED = {"table", "times", "curves", "classes"}  # show the same runs
 
@@ -31,7 +31,7 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("reproduce")
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", reproduction_names())
 def test_every_one_can_be_tried_quickly(name: str, out: Path) -> None:
     began = time.monotonic()
     shown = reproduce(name, quick=True, out=out)
@@ -51,7 +51,7 @@ def test_every_one_can_be_tried_quickly(name: str, out: Path) -> None:
         assert all("not run" not in cell.text for row in table.cells for cell in row)
 
 
-def rows(shown: Shown, table: int = 0) -> list[dict[str, str]]:
+def rows(shown: Output, table: int = 0) -> list[dict[str, str]]:
     found = shown.tables[table]
     return [dict(zip(found.columns, (cell.text for cell in row), strict=True)) for row in found.cells]
 
@@ -132,30 +132,30 @@ def test_a_damaged_run_is_done_again_when_asked_to(tmp_path: Path) -> None:
 @pytest.mark.parametrize("damage", [b"", b"half a file"])
 def test_kept_distributions_are_those_of_the_settings(tmp_path: Path, damage: bytes) -> None:
     """What was computed with other settings, or is damaged, is computed again."""
-    what = load("misalignment", quick=True)
+    what = read_reproduction("misalignment", quick=True)
     part = replace(what.parts[0], settings=merged(what.parts[0].settings, {"seed": 0}))
     other = replace(part, settings=merged(part.settings, {"partition": {"scheme": "paper"}}))
-    work = Work(what, tmp_path, Preparation(None, Silent()), quick=True)
-    first = _graphs(work, part)
-    assert [pairs.tolist() for _, pairs, _ in _graphs(work, part)] == [pairs.tolist() for _, pairs, _ in first]
-    assert _graphs(work, other)[0][1].tolist() != first[0][1].tolist()
+    context = Context(what, tmp_path, Preparation(None, Silent()), quick=True)
+    first = _graphs(context, part)
+    assert [pairs.tolist() for _, pairs, _ in _graphs(context, part)] == [pairs.tolist() for _, pairs, _ in first]
+    assert _graphs(context, other)[0][1].tolist() != first[0][1].tolist()
     file = next((tmp_path / part.name).glob("*.npz"))
     file.write_bytes(damage)
-    assert [pairs.tolist() for _, pairs, _ in _graphs(work, part)] == [pairs.tolist() for _, pairs, _ in first]
+    assert [pairs.tolist() for _, pairs, _ in _graphs(context, part)] == [pairs.tolist() for _, pairs, _ in first]
 
 
 def test_all_describe_experiments_that_exist() -> None:
-    for name in names():
-        for part in load(name).parts:
+    for name in reproduction_names():
+        for part in read_reproduction(name).parts:
             for plan in plans(part.settings):
                 assert plan.config.name == part.name
     with pytest.raises(BadInput, match=r"no reproduction 'tabel'.*table"):
-        load("tabel")
+        read_reproduction("tabel")
 
 
 def test_the_main_table_is_the_paper_s_grid() -> None:
     """Its Table of hyper-parameters: E, B, γ, λ, C, T, a, b, c and the seed."""
-    runs = [plan.config for part in load("table").parts for plan in plans(part.settings)]
+    runs = [plan.config for part in read_reproduction("table").parts for plan in plans(part.settings)]
     fedkin = [c for c in runs if c.algorithm.name != "fedprox"]
     assert len(fedkin) == 32
     for c in runs:
@@ -166,7 +166,7 @@ def test_the_main_table_is_the_paper_s_grid() -> None:
         balanced = (c.partition.class_imbalance, c.partition.size_imbalance) == (0, 0)
         most = {"cifar10": (100, 1), "mnist": (10, 1)}[c.data.source]
         assert balanced or (c.partition.class_imbalance, c.partition.size_imbalance) == most
-    printed = load("table").printed
+    printed = read_reproduction("table").printed
     assert sum(len(kind) for part in printed.values() for kind in part.values()) == 32
 
 
@@ -221,7 +221,7 @@ def test_distances_are_taken_seed_by_seed(out: Path) -> None:
 
 def test_the_command(out: Path) -> None:
     listed = CliRunner().invoke(cli.app, ["reproduce"])
-    assert all(name in listed.output for name in names())
+    assert all(name in listed.output for name in reproduction_names())
     shown = CliRunner().invoke(cli.app, ["reproduce", "times", "--quick", "--out", str(out)])
     assert shown.exit_code == 0, shown.output
     assert "Running times" in shown.output

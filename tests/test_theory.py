@@ -126,11 +126,11 @@ def test_optimal_steps() -> None:
 
 def test_rounds_to_invert_the_bound() -> None:
     """The bound at T = 648 is 49/48, so that many rounds are needed for it and not one less."""
-    assert theory.rounds_to(49 / 48 + 1e-12, lambda T: theory.fedkin_nonconvex(C, 2, T, 0.5)) == 648
-    assert theory.rounds_to(7.0, lambda T: 7 / T) == 1
-    assert theory.rounds_to(1.0, lambda T: 2.0) is None
+    assert theory.rounds_to_epsilon(49 / 48 + 1e-12, lambda T: theory.fedkin_nonconvex(C, 2, T, 0.5)) == 648
+    assert theory.rounds_to_epsilon(7.0, lambda T: 7 / T) == 1
+    assert theory.rounds_to_epsilon(1.0, lambda T: 2.0) is None
     with pytest.raises(BadInput, match="epsilon"):
-        theory.rounds_to(0.0, lambda T: 1 / T)
+        theory.rounds_to_epsilon(0.0, lambda T: 1 / T)
 
 
 def test_convex_rounds() -> None:

@@ -7,10 +7,11 @@ from fedkin.data.federation import Clients, Federation
 from fedkin.data.partition import federate, from_clients
 from fedkin.data.sources import Dataset, from_arrays, load
 from fedkin.errors import BadInput
-from fedkin.experiments.results import Result, plot
+from fedkin.experiments.results import Result
 from fedkin.experiments.run import run, train
 from fedkin.graph.similarity import SimilarityGraph, build_graph, message
 from fedkin.models import MLP, Model, Module, Softmax, build_model
+from fedkin.reports.plotting import plot
 
 __version__ = "0.1.0"
 

@@ -96,7 +96,7 @@ def graph(
 ) -> None:
     """Show a federation before training: sizes, class mix, misalignment, spectrum."""
     from fedkin.experiments import progress
-    from fedkin.experiments.overview import views
+    from fedkin.reports.overview import views
 
     writable_folder(out)
     with progress.shown(console()) as listener:
@@ -126,9 +126,9 @@ def report(
 def bench(
     what: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[WORK | speed | threads | growth] …", help="None: the speed of all works."),
+        typer.Argument(metavar="[WORKLOAD | speed | threads | growth] …", help="None: the speed of all workloads."),
     ] = None,
-    repeat: Annotated[int, typer.Option("--repeat", metavar="N", help="Turns everyone gets.")] = 7,
+    repeat: Annotated[int, typer.Option("--repeat", metavar="N", help="Turns of each competitor.")] = 7,
     threads: Annotated[int | None, typer.Option("--threads", metavar="N", help="None: as many as cores.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="A few clients: for trying out, not for numbers.")] = False,
     json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write all numbers.")] = None,
@@ -139,11 +139,12 @@ def bench(
         Path | None, typer.Option("--figure", metavar="STEM", help="Draw growth: STEM.png and STEM.pdf.")
     ] = None,
 ) -> None:
-    """Measure the engine against loops written by hand and against the machine's limit."""
-    from fedkin.bench import run as benches
+    """Measure the engine, hand-written loops and the machine's limit."""
+    from fedkin.bench.command import run_benchmarks
+    from fedkin.bench.timing import Options
 
-    options = benches.Options(repeat, quick=quick, **({} if threads is None else {"threads": threads}))
-    benches.run(what or [], options, console(), json=json, markdown=markdown, figure=figure)
+    options = Options(repeat, quick=quick, **({} if threads is None else {"threads": threads}))
+    run_benchmarks(what or [], options, console(), json=json, markdown=markdown, figure=figure)
 
 
 @app.command()
@@ -164,12 +165,12 @@ def theory(
         raise BadInput("--quadratic has a federation of its own: give it no file and no settings")
     writable_folder(out)
     with progress.shown(console()) as listener:
-        checked = (
-            [theory_report.quadratic(out, listener=listener)]
+        reports = (
+            [theory_report.quadratic_report(out, listener=listener)]
             if quadratic
-            else theory_report.softmax(file, overrides=settings, out=out, data=data, listener=listener)
+            else theory_report.softmax_report(file, overrides=settings, out=out, data=data, listener=listener)
         )
-    for found in checked:
+    for found in reports:
         console().print(f"{found.title}\n{found.facts}\n", soft_wrap=True)
         for table in found.tables:
             console().print(table.rich())
@@ -201,8 +202,8 @@ def reproduce(
     from fedkin.paper import reproduce as reproductions
 
     if name is None:
-        for known in reproductions.names():
-            console().print(f"{known:13} {reproductions.load(known).title}")
+        for known in reproductions.reproduction_names():
+            console().print(f"{known:13} {reproductions.read_reproduction(known).title}")
         console().print("\nRun one: fedkin reproduce NAME --data DIR. The theorems: fedkin theory.")
         return
     writable_folder(out)

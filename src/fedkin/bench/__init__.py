@@ -1,1 +1,12 @@
-"""Benchmarks: the engine against loops written by hand and against the machine's limit. Nothing imports this."""
+"""Benchmarks: the engine compared with hand-written loops and with the machine's limit.
+
+command.py         the command `fedkin bench`
+workloads.py       what is computed: federations with synthetic data, and models
+loops.py           the competitors: the engine, and FedAvg written by hand in PyTorch
+timing.py          competitors timed in turns
+speed.py           seconds per round of all competitors, and of the engine with one and more threads
+growth.py          time and memory for growing numbers of clients
+growth_process.py  the measurement of one number of clients, in a process of its own
+results.py         the result of a measurement, and its page
+meter.py           progress and remaining time
+"""

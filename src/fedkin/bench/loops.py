@@ -1,6 +1,6 @@
-"""Who is measured: the engine, alone and in a sweep, and FedAvg as it is written by hand in PyTorch.
+"""The competitors: the engine, with one run and with a sweep, and FedAvg written by hand in PyTorch.
 
-All compute the same: one round of FedAvg on a work, from the same model. `LOOPS` are what the engine is held against.
+All compute the same: a round of FedAvg on a workload, from the same model. `LOOPS` are the hand-written ones.
 """
 
 import copy
@@ -15,26 +15,26 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from torch.utils.data import DataLoader, TensorDataset
 
 from fedkin.algorithms import FedKin
-from fedkin.bench.works import SEED, STEP_SIZE, Work
+from fedkin.bench.workloads import SEED, STEP_SIZE, Workload
 from fedkin.data.federation import Federation
 from fedkin.engine.lanes import together
 from fedkin.engine.simulation import Simulation
 from fedkin.graph.similarity import SimilarityGraph
 from fedkin.types import Floats
 
-# The runs of a sweep differ in β alone.
-BETAS = (0.2, 0.4, 0.6, 0.8)
+# The runs of a sweep differ in β only.
+SWEEP_BETAS = (0.2, 0.4, 0.6, 0.8)
 
-# A graph of all pairs is kept up to this many clients: 32 MB. Beyond, each client has so many neighbours.
+# Up to this many clients the graph has all pairs, which takes 32 MB; beyond, each client has so many neighbours.
 DENSE_CLIENTS = 2000
 NEIGHBOURS = 20
 
 
 class Competitor(Protocol):
-    """Somebody who can do a round after the other."""
+    """An implementation of FedAvg."""
 
     def round(self) -> None:
-        """One round."""
+        """Execute one round."""
 
     @property
     def global_model(self) -> Tensor:
@@ -45,62 +45,60 @@ class Competitor(Protocol):
 
 
 class Engine:
-    """`Simulation.advance`, of one run or of several after another."""
+    """`Simulation.advance` of one or more simulations."""
 
     def __init__(self, *simulations: Simulation) -> None:
         self.simulations = simulations
         self.states = [simulation.start() for simulation in simulations]
 
     def round(self) -> None:
-        """One round of every run."""
         pairs = zip(self.simulations, self.states, strict=True)
         self.states = [simulation.advance(state) for simulation, state in pairs]
 
     @property
     def global_model(self) -> Tensor:
-        """Of the first run."""
         return self.states[0].model
 
 
-def engine(work: Work, federation: Federation) -> Competitor:
+def engine_run(workload: Workload, federation: Federation) -> Competitor:
     """One run of FedAvg."""
-    return Engine(work.simulation(federation))
+    return Engine(workload.simulation(federation))
 
 
-def sweep(work: Work, federation: Federation) -> Competitor:
-    """Four runs of FedKin that differ in β, a lane each, over a graph with edges."""
-    # Kin are made up as well: who is whose neighbour does not change how long a round takes.
+def engine_sweep(workload: Workload, federation: Federation) -> Competitor:
+    """Runs of FedKin that differ in β, executed as lanes, with a graph that has edges."""
+    # Random messages: the neighbours do not affect the duration of a round.
     random = np.random.default_rng(SEED).uniform(size=(len(federation.train), 8))
     graph = similarity_graph(random / np.linalg.norm(random, axis=1, keepdims=True))
-    runs = [work.simulation(federation, FedKin(step_size=STEP_SIZE, beta=beta), graph) for beta in BETAS]
+    runs = [workload.simulation(federation, FedKin(step_size=STEP_SIZE, beta=beta), graph) for beta in SWEEP_BETAS]
     return Engine(together(runs))
 
 
 def similarity_graph(messages: Floats) -> SimilarityGraph:
-    """The graph of clients with these messages (C, D): of all pairs if they are few, else of the nearest neighbours."""
+    """The graph of clients with messages (C, D): of all pairs if they are few, else of nearest neighbours."""
     if len(messages) <= DENSE_CLIENTS:
         return SimilarityGraph.from_messages(messages, floor=1e-12)
     return SimilarityGraph.nearest(messages, NEIGHBOURS)
 
 
-# -- loops written by hand ---------------------------------------------------------------------------------------------
+# -- hand-written loops ------------------------------------------------------------------------------------------------
 
 
-def _start(work: Work, federation: Federation) -> nn.Module:
-    """The net with the engine's first model in it."""
-    net = work.net()
-    net(torch.zeros(2, *work.shape))  # fills in the lazy layers
-    vector_to_parameters(work.simulation(federation).start().model, net.parameters())
+def _start(workload: Workload, federation: Federation) -> nn.Module:
+    """The net with the parameters of the engine's first model."""
+    net = workload.net()
+    net(torch.zeros(2, *workload.shape))  # initialises the lazy layers
+    vector_to_parameters(workload.simulation(federation).start().model, net.parameters())
     return net
 
 
 class DataLoaderLoop:
-    """(a) The loop most researchers write: a `DataLoader` a client, a deep copy of the model, averaged state dicts."""
+    """(a) The usual loop: a `DataLoader` per client, deep copies of the model, averaged state dicts."""
 
-    def __init__(self, work: Work, federation: Federation) -> None:
-        self.net, self.local = _start(work, federation), work.local
+    def __init__(self, workload: Workload, federation: Federation) -> None:
+        self.net, self.local = _start(workload, federation), workload.local
         train = federation.train
-        images = train.x.view(-1, *work.shape)
+        images = train.x.view(-1, *workload.shape)
         self.loaders = [
             DataLoader(TensorDataset(images[train.rows(i)], train.y[train.rows(i)]), self.local.batch_size)
             for i in range(len(train))
@@ -108,7 +106,6 @@ class DataLoaderLoop:
         self.weights = (train.sizes / train.sizes.sum()).tolist()
 
     def round(self) -> None:
-        """Every client trains a copy; the server averages."""
         states = []
         for loader in self.loaders:
             model = copy.deepcopy(self.net)
@@ -128,28 +125,26 @@ class DataLoaderLoop:
 
     @property
     def global_model(self) -> Tensor:
-        """Flat, in the engine's order."""
         return parameters_to_vector(self.net.parameters()).detach()
 
 
 class SliceLoop:
-    """(b) The same with care: batches are slices, cut once; one module and one optimiser serve all clients."""
+    """(b) The same, optimised: batches are slices made once; all clients share a module and an optimiser."""
 
-    def __init__(self, work: Work, federation: Federation) -> None:
-        self.net, self.local = _start(work, federation), work.local
-        train, width = federation.train, work.batch_size
-        images = train.x.view(-1, *work.shape)
+    def __init__(self, workload: Workload, federation: Federation) -> None:
+        self.net, self.local = _start(workload, federation), workload.local
+        train, width = federation.train, workload.batch_size
+        images = train.x.view(-1, *workload.shape)
         self.batches = [
             list(zip(torch.split(images[rows], width), torch.split(train.y[rows], width), strict=True))
             for rows in map(train.rows, range(len(train)))
         ]
         self.weights = (train.sizes / train.sizes.sum()).tolist()
-        # Plain SGD keeps nothing between steps, so it need not be made anew.
+        # SGD without momentum has no state, so that clients can share the optimiser.
         self.optimizer = torch.optim.SGD(self.net.parameters(), lr=STEP_SIZE, weight_decay=self.local.l2)
         self.net.train()
 
     def round(self) -> None:
-        """Client after client in the same module; the average is summed up along the way."""
         parameters = list(self.net.parameters())
         start = [p.detach().clone() for p in parameters]
         average = [torch.zeros_like(p) for p in start]
@@ -171,8 +166,7 @@ class SliceLoop:
 
     @property
     def global_model(self) -> Tensor:
-        """Flat, in the engine's order."""
         return parameters_to_vector(self.net.parameters()).detach()
 
 
-LOOPS: dict[str, Callable[[Work, Federation], Competitor]] = {"loop": DataLoaderLoop, "slices": SliceLoop}
+LOOPS: dict[str, Callable[[Workload, Federation], Competitor]] = {"loop": DataLoaderLoop, "slices": SliceLoop}

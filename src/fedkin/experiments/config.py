@@ -18,6 +18,9 @@ from fedkin.errors import BadInput, nearest
 Settings = dict[str, Any]
 MOST = 10**9  # of anything that is counted
 
+# Settings that change how a run is executed but not its result.
+IMMATERIAL = {"threads", "checkpoint_every"}
+
 
 class Section(BaseModel):
     """A table of the file."""

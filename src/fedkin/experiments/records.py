@@ -29,10 +29,10 @@ from fedkin.algorithms import ClientRows
 from fedkin.engine.metrics import rounds_to
 from fedkin.engine.simulation import State
 from fedkin.errors import BadInput
+from fedkin.experiments.config import IMMATERIAL
 from fedkin.experiments.seals import KEY, is_sealed, origin_of, sealed_line, sealed_record, sound_lines
 from fedkin.experiments.tensor_files import read_tensors, write_tensors
 from fedkin.files import as_json, finite, write_atomically
-from fedkin.reports.runs import IMMATERIAL
 from fedkin.types import Record
 
 

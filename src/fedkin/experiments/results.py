@@ -1,6 +1,5 @@
 """Results of runs, as Python objects."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -38,29 +37,6 @@ class Result:
 
     def plot(self, path: Path | str | None = None) -> "Figure":
         """Accuracy and loss over the rounds, saved if a path is given."""
+        from fedkin.reports.plotting import plot  # reports depend on experiments, not the reverse
+
         return plot([self], path)
-
-
-def plot(results: Sequence[Result], path: Path | str | None = None) -> "Figure":
-    """The curves of several results in one figure, saved if a path is given (png, pdf, svg)."""
-    from fedkin.reports import (
-        curves,  # matplotlib is slow to import and not needed to train
-        runs,
-    )
-
-    made = [
-        runs.Run(
-            folder=r.folder or Path(f"{place}"),
-            experiment=str(r.config.get("name", "")),
-            name=r.name,
-            config=r.config,
-            rounds={quantity: getattr(r, quantity) for quantity in r.rounds[0]},
-            summary=r.summary,
-            status=str(r.summary["status"]),
-        )
-        for place, r in enumerate(results)
-    ]
-    figure = curves.curves(runs.told_apart(made))
-    if path is not None:
-        figure.savefig(path)
-    return figure

@@ -1,1 +1,16 @@
-"""The paper: its tables and figures by name, and its theorems checked on measured runs. Nothing imports this."""
+"""The paper: its tables and figures reproduced by name, and its theorems checked on measured runs.
+
+reproduce.py        reproductions, described by the TOML files in reproductions/
+tables.py           their tables: results next to the paper's values
+controls.py         tables of the control experiments, over seeds
+figures.py          their figures: curves, sweeps, federations before training
+theory.py           the formulas of theorems and lemmas, as functions
+problem.py          a federation with its constants L, μ, Γ and its minimum
+quadratic.py        quadratics, whose constants are exact
+softmax_problem.py  softmax regression, whose constants are estimated
+trajectories.py     runs with every quantity that the theorems bound
+bounds.py           the bounds, evaluated for a trajectory
+theory_report.py    the command `fedkin theory`
+theory_tables.py    its tables
+theory_figures.py   its figures
+"""

@@ -1,5 +1,6 @@
 """Figures of reproductions: curves, sweeps of a setting, and federations before training, in the paper's layout."""
 
+import io
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,23 +12,26 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-from fedkin.experiments.config import Experiment, plans
-from fedkin.paper.reproduce import Part, Shown, Work
+from fedkin.experiments.config import Experiment
+from fedkin.experiments.grid import plans
+from fedkin.files import write_atomically
+from fedkin.paper.reproduce import Context, Output, Part
 from fedkin.reports.curves import draw, looks_of
-from fedkin.reports.figures import INK, MUTED, WIDTH, add_share_scale, draw_class_shares, replacing, style
-from fedkin.reports.runs import Run, groups_of, speed_up
-from fedkin.reports.tables import Cell, Table, measured, word
+from fedkin.reports.figures import FIGURE_WIDTH, INK, MUTED, add_share_scale, draw_class_shares, style
+from fedkin.reports.groups import groups_of, speed_up
+from fedkin.reports.run import Run
+from fedkin.reports.tables import Cell, Table, number_cell, text_cell
 from fedkin.types import Floats
 
 PANEL = 2.55  # inches, the height of a panel
-QUANTITIES = ("test_loss", "test_accuracy")  # as the paper: on unseen clients, loss above accuracy
-IMAGES = 12  # a class
+QUANTITIES = ("test_loss", "test_accuracy")  # on unseen clients, loss above accuracy, as in the paper
+IMAGES = 12  # per class
 SHADES = ("#1c74c4", "#2fa7b8", "#e08e2b", "#b5342c")  # of growing imbalance
 _LOSS = {"softmax": "Convex", "mlp": "Nonconvex"}
 
 
 def _figure(rows: int, columns: int, height: float = PANEL, extra: float = 0.75) -> tuple[Figure, Any]:
-    width = max(WIDTH, 2.75 * columns)
+    width = max(FIGURE_WIDTH, 2.75 * columns)
     layout = ConstrainedLayoutEngine(w_pad=0.06, h_pad=0.06, wspace=0.03, hspace=0.03)
     figure = Figure(figsize=(width, height * rows + extra), layout=layout)
     return figure, figure.subplots(rows, columns, squeeze=False)
@@ -42,11 +46,11 @@ def _legend(figure: Figure, panels: Any, most: int = 6) -> None:
 # -- curves ------------------------------------------------------------------------------------------------------------
 
 
-def curves(work: Work) -> Shown:
-    """A figure a data set: loss above accuracy; balanced and imbalanced, convex and nonconvex side by side."""
+def curve_figures(context: Context) -> Output:
+    """A figure per data set: loss above accuracy; columns for balanced, imbalanced, convex and nonconvex."""
     columns: dict[str, dict[str, list[Run]]] = {}
-    for part in work.what.parts:
-        for run in work.runs(part):
+    for part in context.reproduction.parts:
+        for run in context.runs(part):
             if len(run.series("round")):
                 balance = part.label.split()[-1].capitalize()
                 kind = str(run.config["model"]["kind"])
@@ -55,16 +59,16 @@ def curves(work: Work) -> Shown:
     figures = {}
     for data, panels in columns.items():
         figures[data.lower()] = _grid(data, dict(sorted(panels.items())), zoom=True)
-    notes = ("Loss and accuracy of the global model on the testing clients. The insets look at the threshold.",)
-    return Shown(figures=figures, notes=notes)
+    notes = ("Loss and accuracy of the global model on the testing clients. Insets: the rounds around the threshold.",)
+    return Output(figures=figures, notes=notes)
 
 
 def _grid(title: str, columns: Mapping[str, Sequence[Run]], zoom: bool) -> Figure:
-    """Loss above accuracy, a column a list of runs."""
+    """Loss above accuracy, a column per list of runs."""
     with style():
         figure, panels = _figure(len(QUANTITIES), len(columns))
-        everyone = [run for runs in columns.values() for run in runs]
-        looks = looks_of(everyone, [group for runs in columns.values() for group in groups_of(runs)])
+        all_runs = [run for runs in columns.values() for run in runs]
+        looks = looks_of(all_runs, [group for runs in columns.values() for group in groups_of(runs)])
         for column, (head, runs) in enumerate(columns.items()):
             groups = groups_of(runs)
             for row, quantity in enumerate(QUANTITIES):
@@ -85,12 +89,12 @@ def _grid(title: str, columns: Mapping[str, Sequence[Run]], zoom: bool) -> Figur
 
 
 def _unmarked(look: Mapping[str, Any]) -> dict[str, Any]:
-    """Markers tell settings apart that here have panels of their own."""
+    """Line style without markers: they distinguish settings that have separate panels here."""
     return {key: value for key, value in look.items() if not key.startswith("mark")}
 
 
 def _inset(panel: Axes, groups: Sequence[Sequence[Run]], looks: Mapping[Path, tuple[str, dict[str, Any]]]) -> None:
-    """A closer look at the rounds in which the threshold is reached."""
+    """An inset of the rounds in which the threshold is reached."""
     reached = [run.reached for group in groups for run in group if math.isfinite(run.reached)]
     if not reached:
         return
@@ -119,19 +123,19 @@ def _inset(panel: Axes, groups: Sequence[Sequence[Run]], looks: Mapping[Path, tu
 # -- a setting that varies ---------------------------------------------------------------------------------------------
 
 
-def sweep(work: Work) -> Shown:
-    """A figure a data set, a column a value of the setting; and the results as a table."""
-    section, _, leaf = work.what.across.partition(".")
+def sweep_figures(context: Context) -> Output:
+    """A figure per data set with a column per value of the setting, and a table of the results."""
+    section, _, leaf = context.reproduction.across.partition(".")
     letter = {"epochs": "E", "clip": "G", "step_size": "γ"}[leaf]
     figures, rows = {}, []
-    for part in work.what.parts:
+    for part in context.reproduction.parts:
         columns: dict[float, list[Run]] = {}
-        for run in work.runs(part):
+        for run in context.runs(part):
             value = run.config[section][leaf]
             columns.setdefault(math.inf if value is None or value == "Infinity" else float(value), []).append(run)
         if not columns:
             continue
-        titled = {f"{letter} = {_number(value)}": columns[value] for value in sorted(columns)}
+        titled = {f"{letter} = {_setting_text(value)}": columns[value] for value in sorted(columns)}
         figures[part.name.split("-")[0]] = _grid(part.label, titled, zoom=False)
         for head, runs in titled.items():
             base = next((run.reached for run in runs if run.algorithm == "fedavg"), math.nan)
@@ -139,66 +143,68 @@ def sweep(work: Work) -> Shown:
                 ratio = speed_up(base, run.reached)
                 rows.append(
                     (
-                        word(part.label),
-                        word(head),
-                        word(run.method),
-                        measured("{:.2f} %", 100 * run.final_accuracy),
-                        measured("{:g}", run.reached),
-                        measured("{:.1f}×", ratio),
-                        word(run.state),
+                        text_cell(part.label),
+                        text_cell(head),
+                        text_cell(run.method),
+                        number_cell("{:.2f} %", 100 * run.final_accuracy),
+                        number_cell("{:g}", run.reached),
+                        number_cell("{:.1f}×", ratio),
+                        text_cell(run.state),
                     )
                 )
     heads = ("federation", letter, "algorithm", "accuracy", "rounds to threshold", "speed-up", "status")
-    table = Table(work.what.title, heads, tuple(rows))
-    return Shown((table,), table, figures)
+    table = Table(context.reproduction.title, heads, tuple(rows))
+    return Output((table,), table, figures)
 
 
-def _number(value: float) -> str:
+def _setting_text(value: float) -> str:
     return "∞" if math.isinf(value) else f"{value:g}"
 
 
 # -- federations before training ---------------------------------------------------------------------------------------
 
 
-def _graphs(work: Work, part: Part) -> list[tuple[Experiment, Floats, Floats]]:
-    """Misalignments of all pairs, and the spectrum, of every federation of a part; computed once and kept."""
+def _graphs(context: Context, part: Part) -> list[tuple[Experiment, Floats, Floats]]:
+    """Misalignments of all pairs and graph spectrum of every federation of a part; computed once and cached."""
     found = []
     for plan in plans(part.settings):
-        file = work.out / part.name / f"{plan.name}.npz"
-        kept = _kept(file, plan.config)
+        file = context.out / part.name / f"{plan.name}.npz"
+        kept = _read_distributions(file, plan.config)
         if kept is None:
-            graph = work.preparation.graph(plan.config)
+            graph = context.preparation.graph(plan.config)
             assert graph.misalignment is not None
             kept = graph.misalignment[np.triu_indices(len(graph), 1)], graph.spectrum
-            with replacing(file) as draft, draft.open("wb") as out:
-                np.savez(out, pairs=kept[0], spectrum=kept[1], settings=repr(plan.config))
+            content = io.BytesIO()
+            np.savez(content, pairs=kept[0], spectrum=kept[1], settings=repr(plan.config))
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(file, content.getvalue())
         found.append((plan.config, *kept))
     return found
 
 
-def _kept(file: Path, config: Experiment) -> tuple[Floats, Floats] | None:
-    """What was computed before, if it was with the same settings."""
+def _read_distributions(file: Path, config: Experiment) -> tuple[Floats, Floats] | None:
+    """Cached misalignments and spectrum, if they were computed with the same settings."""
     try:
         with np.load(file) as kept:
             return (kept["pairs"], kept["spectrum"]) if str(kept["settings"]) == repr(config) else None
-    except (OSError, EOFError, ValueError, KeyError, BadZipFile):  # not there, damaged, or of an earlier version
+    except (OSError, EOFError, ValueError, KeyError, BadZipFile):  # missing, damaged, or written by an earlier version
         return None
 
 
-def misalignment(work: Work) -> Shown:
-    """Distributions of mis(i, n) on a logarithmic axis: a column a data set, a row a size imbalance."""
-    return _distributions(work, which=1, log=True, unit="misalignment")
+def misalignment_figure(context: Context) -> Output:
+    """Distributions of mis(i, n) on a logarithmic axis: a column per data set, a row per size imbalance."""
+    return _distributions(context, which=1, log=True, unit="misalignment")
 
 
-def spectrum(work: Work) -> Shown:
-    """Distributions of the Laplacian's eigenvalues, without the one that is always 0."""
-    return _distributions(work, which=2, log=False, unit="eigenvalue")
+def spectrum_figure(context: Context) -> Output:
+    """Distributions of the Laplacian's eigenvalues, without the first, which is always 0."""
+    return _distributions(context, which=2, log=False, unit="eigenvalue")
 
 
-def _distributions(work: Work, which: int, log: bool, unit: str) -> Shown:
+def _distributions(context: Context, which: int, log: bool, unit: str) -> Output:
     values: dict[tuple[float, str], dict[float, Floats]] = {}
-    for part in work.what.parts:
-        for config, *arrays in _graphs(work, part):
+    for part in context.reproduction.parts:
+        for config, *arrays in _graphs(context, part):
             of = arrays[which - 1]
             of = of if log else of[1:]
             split = config.partition
@@ -217,14 +223,18 @@ def _distributions(work: Work, which: int, log: bool, unit: str) -> Shown:
                 if j == 0:
                     panels[i, j].set_ylabel("density")
         _legend(figure, panels)
-        figure.suptitle(work.what.title)
+        figure.suptitle(context.reproduction.title)
     cells = []
     for (b, label), by_class in values.items():
         for a, of in by_class.items():
             quartiles = np.percentile(of, [25, 50, 75])
-            cells.append((word(label), Cell(f"{a:g}", a), Cell(f"{b:g}", b), *(Cell(f"{q:.3g}", q) for q in quartiles)))
-    table = Table(work.what.title, ("data", "a", "b", "lower quartile", "median", "upper quartile"), tuple(cells))
-    return Shown((table,), table, {"": figure}, ("Over all seeds together.",))
+            cells.append(
+                (text_cell(label), Cell(f"{a:g}", a), Cell(f"{b:g}", b), *(Cell(f"{q:.3g}", q) for q in quartiles))
+            )
+    table = Table(
+        context.reproduction.title, ("data", "a", "b", "lower quartile", "median", "upper quartile"), tuple(cells)
+    )
+    return Output((table,), table, {"": figure}, ("Over all seeds together.",))
 
 
 def _densities(panel: Axes, by_class: Mapping[float, Floats], log: bool) -> None:
@@ -248,12 +258,12 @@ def _densities(panel: Axes, by_class: Mapping[float, Floats], log: bool) -> None
     panel.set_yticks([])
 
 
-def classes(work: Work) -> Shown:
-    """Which share of each client's samples is of which class, a panel a federation."""
+def classes_figure(context: Context) -> Output:
+    """The share of each class in each client's samples, a panel per federation."""
     seen = []
-    for part in work.what.parts:
+    for part in context.reproduction.parts:
         config = plans(part.settings)[0].config
-        federation = work.preparation.federation(config)
+        federation = context.preparation.federation(config)
         seen.append((part.label, config, federation.train.class_counts(federation.classes)))
     with style():
         figure, panels = _figure(math.ceil(len(seen) / 2), 2, extra=0.4)
@@ -268,28 +278,28 @@ def classes(work: Work) -> Shown:
             held, sizes = (counts > 0).sum(axis=1), counts.sum(axis=1)
             rows.append(
                 (
-                    word(label),
+                    text_cell(label),
                     *(Cell(f"{v:g}", float(v)) for of in (held, sizes) for v in (of.min(), np.median(of), of.max())),
                 )
             )
         add_share_scale(figure, image, list(panels.flat), aspect=40)
         figure.suptitle("Share of each class in a client's samples")
     heads = ("federation", *(f"{what} {of}" for of in ("classes", "samples") for what in ("fewest", "median", "most")))
-    table = Table(work.what.title, heads, tuple(rows))
-    return Shown((table,), table, {"": figure})
+    table = Table(context.reproduction.title, heads, tuple(rows))
+    return Output((table,), table, {"": figure})
 
 
-def samples(work: Work) -> Shown:
-    """A figure a data set: a row a class (ten of them at the most), images as they came."""
+def sample_figures(context: Context) -> Output:
+    """A figure per data set: a row of images per class, for at most ten classes."""
     figures = {}
-    for part in work.what.parts:
-        federation = work.preparation.federation(plans(part.settings)[0].config)
+    for part in context.reproduction.parts:
+        federation = context.preparation.federation(plans(part.settings)[0].config)
         raw = (federation.train.x * federation.scale + federation.shift).clamp(0, 1)
         y = federation.train.y.numpy()
         rows = min(10, federation.classes)
         with style():
             figure, panels = _figure(rows, IMAGES, height=0.62, extra=0.5)
-            figure.set_size_inches(WIDTH, 0.62 * rows + 0.5)
+            figure.set_size_inches(FIGURE_WIDTH, 0.62 * rows + 0.5)
             for row in range(rows):
                 picked = np.flatnonzero(y == row)[:IMAGES]
                 for column, panel in enumerate(panels[row]):
@@ -302,7 +312,7 @@ def samples(work: Work) -> Shown:
                 panels[row, 0].set_ylabel(str(row), rotation=0, ha="right", va="center", color=INK)
             figure.suptitle(f"{part.label}: {len(y):,} training images, {federation.classes} classes")
         figures[part.name.split("-")[0]] = figure
-    return Shown(figures=figures)
+    return Output(figures=figures)
 
 
 def _image(panel: Axes, pixels: Floats, shape: Sequence[int]) -> None:

@@ -1,8 +1,9 @@
 """A federation of quadratics, fᵢ(w) = ½ (w − cᵢ)ᵀ Hᵢ (w − cᵢ): every constant of the theory is known exactly.
 
-It runs through the engine like any other: a client holds one sample, the pair (cᵢ, Hᵢ), so its gradients are exact.
+The engine trains it like any other federation: a client has one sample, the pair (cᵢ, Hᵢ), so its gradients are exact.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,12 +14,12 @@ from torch import Tensor
 from fedkin.data.federation import Federation, from_rows
 from fedkin.errors import BadInput
 from fedkin.graph.similarity import SimilarityGraph
-from fedkin.paper.bounds import Problem
+from fedkin.paper.problem import Problem
 
 
 @dataclass(frozen=True)
 class Quadratic:
-    """½ (w − c)ᵀ H (w − c): a sample x is c followed by the rows of H; labels play no part.
+    """½ (w − c)ᵀ H (w − c): a sample x is c followed by the rows of H; labels are not used.
 
     begin  the first w̄, (d,)
     """
@@ -32,11 +33,9 @@ class Quadratic:
         return len(self.begin)
 
     def start(self, seed: int) -> Tensor:
-        """As given, whatever the seed."""
         return torch.tensor(self.begin, dtype=torch.float32)
 
     def scores(self, w: Tensor, x: Tensor) -> Tensor:
-        """There are no classes."""
         raise TypeError("a quadratic has no classes to score")
 
     def gradient(self, w: Tensor, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
@@ -89,3 +88,30 @@ def quadratic_problem(centres: ArrayLike, curvatures: ArrayLike, graph: Similari
         lambda w: np.asarray(mean @ (w - optimum)),
         lambda points, E: 0.0,
     )
+
+
+# -- the federation of the report --------------------------------------------------------------------------------------
+
+# Two pairs of clients, one flat and one steep, with different centres. The graph determines the effect of β.
+CURVATURES = np.array([0.1, 0.1, 1.0, 1.0])[:, None, None]
+CENTRES = np.array([[-1.0], [-1.2], [1.0], [1.3]])
+BEGIN = np.array([3.0])
+PAIRS = {
+    "kin": [(0, 1), (2, 3)],  # flat with flat, steep with steep
+    "strangers": [(0, 2), (1, 3)],  # flat with steep
+    "uniform": [(i, n) for i in range(4) for n in range(i)],
+    "global": [],  # u = w̄
+}
+
+
+def two_pairs(graph: str) -> Problem:
+    """The two pairs of clients, with a graph of `PAIRS`."""
+    return quadratic_problem(CENTRES, CURVATURES, pairs_graph(PAIRS[graph]), BEGIN)
+
+
+def pairs_graph(edges: Sequence[tuple[int, int]], clients: int = 4) -> SimilarityGraph:
+    """A graph with the given edges, all of weight 1."""
+    adjacency = np.zeros((clients, clients))
+    for i, n in edges:
+        adjacency[i, n] = adjacency[n, i] = 1.0
+    return SimilarityGraph(adjacency)

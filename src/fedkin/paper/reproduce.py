@@ -1,8 +1,8 @@
-"""Reproduce the paper: every table and figure by name, from real data, with the printed values beside ours.
+"""Reproduce the paper: every table and figure by name, from real data, with the paper's values for comparison.
 
-A reproduction is one TOML file in `fedkin/reproductions`: which experiments to carry out, how to show them, what the
-paper prints, and what to change for a quick trial on the embedded data. Runs go to `OUT/<experiment>/<run>` and are
-kept, so that an interrupted reproduction continues, and those that show the same runs share them.
+A reproduction is one TOML file in `fedkin/paper/reproductions`: which experiments to run, how to present them, the
+paper's values, and what to change for a quick trial on the embedded data. Runs are written to
+`OUT/<experiment>/<run>` and kept, so that an interrupted reproduction continues, and reproductions share runs.
 """
 
 import tomllib
@@ -17,20 +17,22 @@ from matplotlib.figure import Figure
 
 from fedkin.errors import BadInput, nearest
 from fedkin.experiments import run as experiment
+from fedkin.experiments.config import Settings
 from fedkin.experiments.preparation import Preparation
 from fedkin.experiments.progress import Listener, Silent
-from fedkin.reports.figures import replacing, save
-from fedkin.reports.pages import machine, with_section
-from fedkin.reports.runs import Run, collect
+from fedkin.reports.figures import save
+from fedkin.reports.pages import machine, with_section, write_pages
+from fedkin.reports.run import Run
+from fedkin.reports.runs import collect
 from fedkin.reports.tables import Table
 
-Settings = dict[str, Any]
 FOLDER = files("fedkin.paper") / "reproductions"
+QUICK_NOTE = "A quick trial on the embedded digits: it shows the layout, its numbers are no results."
 
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """One experiment of a reproduction: the name of its folder, how it is called, and its settings."""
+    """One experiment of a reproduction: the name of its folder, its label in tables, and its settings."""
 
     name: str
     label: str
@@ -39,14 +41,14 @@ class Part:
 
 @dataclass(frozen=True)
 class Reproduction:
-    """What a file says.
+    """The content of a file.
 
-    paper      where the paper shows it
-    show       the function that makes tables and figures of the runs
+    paper      the place in the paper
+    show       the name of the presentation: which tables and figures are made of the runs
     parts      the experiments
     printed    the paper's values, as nested tables
-    across     the setting that goes from panel to panel, in a sweep
-    reference  the method others are compared with, in controls
+    across     in a sweep: the setting that varies over the panels
+    reference  in controls: the method that others are compared with
     """
 
     name: str
@@ -60,8 +62,8 @@ class Reproduction:
 
 
 @dataclass(frozen=True)
-class Shown:
-    """What comes out: tables for reading, one for a spreadsheet, figures by name, and remarks."""
+class Output:
+    """The output of a reproduction: tables, one table for a spreadsheet, figures by name, notes, and the files."""
 
     tables: tuple[Table, ...] = ()
     spreadsheet: Table | None = None
@@ -71,31 +73,31 @@ class Shown:
 
 
 @dataclass(frozen=True)
-class Work:
-    """A reproduction in hand: where its runs are, and with what to make federations."""
+class Context:
+    """What a presentation needs: the reproduction, the folder of its runs, and how to prepare federations."""
 
-    what: Reproduction
+    reproduction: Reproduction
     out: Path
     preparation: Preparation
     quick: bool = False
 
     def runs(self, part: Part) -> list[Run]:
-        """What has been carried out of a part so far, in the order in which it is shown."""
+        """The runs of a part so far, in the order of the tables."""
         folder = self.out / part.name
         return collect(folder) if any(folder.glob("*/config.json")) else []
 
 
-def names() -> list[str]:
-    """All reproductions."""
+def reproduction_names() -> list[str]:
+    """The names of all reproductions."""
     return sorted(Path(file.name).stem for file in FOLDER.iterdir() if file.name.endswith(".toml"))
 
 
-def load(name: str, quick: bool = False) -> Reproduction:
-    """A reproduction by its name; with `quick` the small version of it."""
-    if name not in names():
-        raise BadInput(f"there is no reproduction '{name}'{nearest(name, names())}")
-    told = tomllib.loads((FOLDER / f"{name}.toml").read_text(encoding="utf-8"))
-    source = tomllib.loads((FOLDER / f"{told['runs']}.toml").read_text(encoding="utf-8")) if "runs" in told else told
+def read_reproduction(name: str, quick: bool = False) -> Reproduction:
+    """A reproduction by its name; with `quick` its small version."""
+    if name not in reproduction_names():
+        raise BadInput(f"there is no reproduction '{name}'{nearest(name, reproduction_names())}")
+    content = _toml(name)
+    source = _toml(content["runs"]) if "runs" in content else content  # another reproduction's runs
     parts = []
     for own in source["experiment"]:
         settings = merged(source.get("settings", {}), own)
@@ -108,20 +110,24 @@ def load(name: str, quick: bool = False) -> Reproduction:
         parts.append(Part(settings["name"], label, settings))
     return Reproduction(
         name,
-        told["title"],
-        told["paper"],
-        told["show"],
+        content["title"],
+        content["paper"],
+        content["show"],
         tuple(parts),
-        told.get("printed", {}),
-        told.get("across", ""),
-        told.get("reference", ""),
+        content.get("printed", {}),
+        content.get("across", ""),
+        content.get("reference", ""),
     )
 
 
-def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> Settings:
-    """Settings with others laid over them, table by table."""
-    result = dict(below)
-    for key, value in above.items():
+def _toml(name: str) -> Settings:
+    return tomllib.loads((FOLDER / f"{name}.toml").read_text(encoding="utf-8"))
+
+
+def merged(settings: Mapping[str, Any], updates: Mapping[str, Any]) -> Settings:
+    """Settings updated with others, table by table."""
+    result = dict(settings)
+    for key, value in updates.items():
         both = isinstance(value, Mapping) and isinstance(result.get(key), Mapping)
         result[key] = merged(result[key], value) if both else value
     return result
@@ -146,96 +152,90 @@ def reproduce(
     fresh: bool = False,
     page: Path | str | None = None,
     listener: Listener | None = None,
-) -> Shown:
-    """Carry out a reproduction, or what is missing of it, and write what it shows to NAME.md, .csv, .png and .pdf.
+) -> Output:
+    """Carry out a reproduction, or what is missing of it, and write NAME.md, .csv, .png and .pdf.
 
-    only   parts of it to carry out, by name; what is there of the others is shown too
-    run    False shows what is there and carries out nothing
-    fresh  do runs again that are already there
-    page   a Markdown page whose section between `<!-- reproduce NAME -->` and `<!-- end NAME -->` is rewritten;
-           its figures are put into the folder docs/results beside it
+    only   names of the parts to run; existing runs of other parts are included in the output
+    run    False: present existing runs only
+    fresh  repeat runs that are finished
+    page   a Markdown page whose section between `<!-- reproduce NAME -->` and `<!-- end NAME -->` is replaced;
+           its figures are written to the folder docs/results next to it
     """
-    what = load(name, quick)
+    what = read_reproduction(name, quick)
     known = [part.name for part in what.parts]
     for wanted in only:
         if wanted not in known:
             raise BadInput(f"{name} has no part '{wanted}'{nearest(wanted, known)}")
     folder = Path(out) / "quick" if quick else Path(out)
     preparation = Preparation(Path(data) if data else None, listener or Silent())
-    show, trains = _shows()[what.show]
+    show, trains = _presentations()[what.show]
     chosen = [part for part in what.parts if not only or part.name in only]
     if trains and run:
         for part in chosen:
             experiment.run(part.settings, out=folder, data=data, listener=listener, fresh=fresh)
-    elif not trains:  # there is nothing to carry out but the showing
+    elif not trains:  # no runs are needed, only the presentation
         what = replace(what, parts=tuple(chosen))
-    work = Work(what, folder, preparation, quick)
-    if trains and not any(work.runs(part) for part in what.parts):
+    context = Context(what, folder, preparation, quick)
+    if trains and not any(context.runs(part) for part in what.parts):
         raise BadInput(f"there are no runs of {name} in {folder} to show: leave out --show, or give another --out")
-    shown = show(work)
-    notes = (*shown.notes, *(["A quick trial on the embedded digits: the layout counts, not the numbers."] * quick))
-    shown = replace(shown, notes=notes)
+    output = show(context)
+    if quick:
+        output = replace(output, notes=(*output.notes, QUICK_NOTE))
     command = f"fedkin reproduce {name}" + (" --quick" if quick else "")
-    written = _save_figures(what, shown, folder)
-    texts = {f"{name}.md": f"# {what.title}\n\n{_body(what, shown, command)}\n"}
-    if shown.spreadsheet:
-        texts[f"{name}.csv"] = shown.spreadsheet.csv()
-    for file, text in texts.items():
-        with replacing(folder / file) as draft:
-            draft.write_text(text, encoding="utf-8")
-        written.append(folder / file)
+    pages = {f"{name}.md": f"# {what.title}\n\n{_body(what, output, command)}\n"}
+    if output.spreadsheet:
+        pages[f"{name}.csv"] = output.spreadsheet.csv()
+    written = [*_save_figures(what, output, folder), *write_pages(folder, pages)]
     if page is not None:
-        pictures = Path("docs/results")
-        written += _save_figures(what, shown, Path(page).parent / pictures)
-        text = Path(page).read_text(encoding="utf-8") if Path(page).exists() else ""
-        section = _body(what, shown, command, f"{pictures.as_posix()}/")
-        with replacing(Path(page)) as draft:
-            draft.write_text(with_section(text, name, section, "reproduce"), encoding="utf-8")
-        written.append(Path(page))
-    return replace(shown, files=tuple(written))
+        page, pictures = Path(page), Path("docs/results")
+        written += _save_figures(what, output, page.parent / pictures)
+        text = page.read_text(encoding="utf-8") if page.exists() else ""
+        section = _body(what, output, command, f"{pictures.as_posix()}/")
+        written += write_pages(page.parent, {page.name: with_section(text, name, section, "reproduce")})
+    return replace(output, files=tuple(written))
 
 
-Show = Callable[[Work], Shown]
+Presentation = Callable[[Context], Output]
 
 
-def _shows() -> dict[str, tuple[Show, bool]]:
-    """How things are shown, and whether runs are needed for it."""
-    from fedkin.paper import figures, tables
+def _presentations() -> dict[str, tuple[Presentation, bool]]:
+    """The presentations by name, and whether each needs runs."""
+    from fedkin.paper import controls, figures, tables
 
     return {
         "main_table": (tables.main_table, True),
-        "times": (tables.times, True),
-        "variants": (tables.variants, True),
-        "controls": (tables.controls, True),
-        "curves": (figures.curves, True),
-        "sweep": (figures.sweep, True),
-        "misalignment": (figures.misalignment, False),
-        "spectrum": (figures.spectrum, False),
-        "classes": (figures.classes, False),
-        "samples": (figures.samples, False),
+        "times": (tables.times_table, True),
+        "variants": (tables.variants_table, True),
+        "controls": (controls.control_tables, True),
+        "curves": (figures.curve_figures, True),
+        "sweep": (figures.sweep_figures, True),
+        "misalignment": (figures.misalignment_figure, False),
+        "spectrum": (figures.spectrum_figure, False),
+        "classes": (figures.classes_figure, False),
+        "samples": (figures.sample_figures, False),
     }
 
 
-def _stems(what: Reproduction, shown: Shown) -> dict[str, Figure]:
+def _stems(what: Reproduction, output: Output) -> dict[str, Figure]:
     """The figures by the names of their files."""
-    return {f"{what.name}-{suffix}" if suffix else what.name: figure for suffix, figure in shown.figures.items()}
+    return {f"{what.name}-{suffix}" if suffix else what.name: figure for suffix, figure in output.figures.items()}
 
 
-def _save_figures(what: Reproduction, shown: Shown, folder: Path) -> list[Path]:
-    return [path for stem, figure in _stems(what, shown).items() for path in save(figure, folder / stem)]
+def _save_figures(what: Reproduction, output: Output, folder: Path) -> list[Path]:
+    return [path for stem, figure in _stems(what, output).items() for path in save(figure, folder / stem)]
 
 
-def _body(what: Reproduction, shown: Shown, command: str, pictures: str = "") -> str:
-    """What there is to read, as Markdown."""
+def _body(what: Reproduction, output: Output, command: str, pictures: str = "") -> str:
+    """Tables, notes and figures as Markdown."""
     tables = [
-        f"**{table.title}**\n\n{table.markdown().rstrip()}" if len(shown.tables) > 1 else table.markdown().rstrip()
-        for table in shown.tables
+        f"**{table.title}**\n\n{table.markdown().rstrip()}" if len(output.tables) > 1 else table.markdown().rstrip()
+        for table in output.tables
     ]
     paragraphs = [
         f"In the paper: {what.paper}.",
         *tables,
-        "\n".join(f"- {note}" for note in shown.notes),
-        *(f"![{what.title}]({pictures}{stem}.png)" for stem in _stems(what, shown)),
+        "\n".join(f"- {note}" for note in output.notes),
+        *(f"![{what.title}]({pictures}{stem}.png)" for stem in _stems(what, output)),
         f"Written on {date.today().isoformat()} by `{command}` on {machine()}.",
     ]
     return "\n\n".join(filter(None, paragraphs))

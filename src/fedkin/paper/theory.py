@@ -1,11 +1,11 @@
 """The paper's theory as functions: bounds of the theorems and lemmas, contraction factors, floors, rounds to accuracy.
 
 Letters are the paper's. fᵢ is the loss of client i, F = Σ pᵢ fᵢ with minimum F* at w*, and a round is E local steps of
-size γ. FedAvg is FedProx with α = 0; the paper's own algorithm ("ours") is FedKin with β < 1. All bounds ask that
-every client takes part in every round, and that the server averages by the degrees pᵢ of the graph.
+size γ. FedAvg is FedProx with α = 0; the paper's own algorithm is FedKin with β < 1. All bounds assume that every
+client takes part in every round, and that the server averages by the degrees pᵢ of the graph.
 
-Functions take and return plain numbers; the number of rounds may be an array. Where the paper's proof gives away more
-than it must, the tighter constant stands beside the paper's (`sharper_perturbation`, `unrolled`).
+Functions take and return plain numbers; the number of rounds may be an array. Where the paper's proof can be tightened,
+the tighter constant is given in addition to the paper's (`sharper_perturbation`, `unrolled`).
 """
 
 import math
@@ -20,7 +20,7 @@ Rounds = Any  # an int, or an array of them: then the bound is an array too
 
 @dataclass(frozen=True, kw_only=True)
 class Constants:
-    """What the assumptions say of a federation.
+    """The constants of the assumptions.
 
     L       smoothness: ‖∇fᵢ(v) − ∇fᵢ(w)‖ ≤ L ‖v − w‖ for every client
     mu      μ, strong convexity of every fᵢ (the nonconvex theorems do not use it)
@@ -184,12 +184,12 @@ def fedkin_contraction(L: float, mu: float, beta: float) -> float:
 
 
 def fedprox_floor(c: Constants, E: int, alpha: float = 0.0) -> float:
-    """L/(L+α) · [ Sσ²/(4μ) + 3LΓ/(2μ) + 2E²G²/μ ]: what the bound on FedProx does not fall below."""
+    """L/(L+α) · [ Sσ²/(4μ) + 3LΓ/(2μ) + 2E²G²/μ ], the limit of the bound on FedProx for t → ∞."""
     return c.L / (c.L + alpha) * (c.S * c.sigma2 / 4 + 1.5 * c.L * c.Gamma + 2 * E**2 * c.G2) / c.mu
 
 
 def fedkin_floor(c: Constants, E: int, beta: float, A: float | None = None) -> float:
-    """Sσ²/(4μ) + 3LΓ/(2μ) + 2A(β)E²G²/μ + β(1−β)EG²/(8L): what the bound on FedKin does not fall below."""
+    """Sσ²/(4μ) + 3LΓ/(2μ) + 2A(β)E²G²/μ + β(1−β)EG²/(8L), the limit of the bound on FedKin for t → ∞."""
     A = perturbation(beta) if A is None else A
     common = (c.S * c.sigma2 / 4 + 1.5 * c.L * c.Gamma + 2 * A * E**2 * c.G2) / c.mu
     return common + beta * (1 - beta) * E * c.G2 / (8 * c.L)
@@ -265,10 +265,10 @@ def optimal_bound(c: Constants, T: int, beta: float, A: float | None = None) -> 
 # -- rounds to accuracy ------------------------------------------------------------------------------------------------
 
 
-def rounds_to(epsilon: float, bound: Callable[[int], float], most: int = 10**15) -> int | None:
+def rounds_to_epsilon(epsilon: float, bound: Callable[[int], float], most: int = 10**15) -> int | None:
     """The least T ≥ 1 with bound(T) ≤ ε, for a bound that falls with T; None if there is none up to `most`.
 
-    >>> rounds_to(0.1, lambda T: 1 / T)
+    >>> rounds_to_epsilon(0.1, lambda T: 1 / T)
     10
     """
     if not epsilon > 0:

@@ -1,1 +1,15 @@
-"""Reports: finished runs as tables and figures. Nothing here trains."""
+"""Reports: runs as tables and figures. Nothing here trains.
+
+run.py         one run, as its folder describes it
+runs.py        runs read from their folders
+labels.py      settings and values in words
+groups.py      which runs belong together, in which order, and in which settings they differ
+report.py      the table of runs, and the files of `fedkin report`
+curves.py      curves over the rounds
+plotting.py    curves of results held in memory
+tables.py      tables for terminal, Markdown and spreadsheet
+figures.py     the style of figures, how they are saved, and the figure of a federation
+histograms.py  bins of histograms, and histograms as text
+overview.py    a federation before training, for `fedkin graph`
+pages.py       pages with sections that a command can replace
+"""

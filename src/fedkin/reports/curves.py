@@ -13,34 +13,27 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator
 
 from fedkin.errors import BadInput, nearest
-from fedkin.reports.figures import INK, MUTED, WIDTH, style
-from fedkin.reports.runs import (
+from fedkin.reports.figures import FIGURE_WIDTH, INK, MUTED, style
+from fedkin.reports.groups import described, experiments, groups_of, order_of, problem_of, shown_hyper, varying
+from fedkin.reports.labels import (
     MISSING,
-    NAMES,
     PROBLEM,
-    Run,
-    described,
-    experiments,
-    groups_of,
-    is_place,
+    is_problem,
     is_seed,
-    method_of,
-    order_of,
-    place_of,
+    method_label,
     plain,
-    problem_of,
-    settings_of,
+    problem_part,
     short,
-    shown_of,
     sortable,
-    varying,
 )
+from fedkin.reports.run import Run
 from fedkin.types import Floats
 
-# Blue to green, dark to light: no mixture with FedAvg's near black, and still in order without colour.
+# Blue to green, dark to light: distinct from FedAvg's near black, and ordered in greyscale as well.
 _KIN = LinearSegmentedColormap.from_list("kin", ["#10338f", "#1c74c4", "#2fa7b8", "#6cc7a1"])
 _PROX = LinearSegmentedColormap.from_list("prox", ["#f2a03d", "#d9601a", "#9c3406"])
 _OTHERS = ("#b5479b", "#7a5195", "#8c6d31", "#c44e52", "#5f7f3f")
+_DASHES = ((0, (6, 1.5, 1, 1.5)), (0, (1, 1.3)), (0, (3, 1.5)))
 _MARKERS = ("", "o", "s", "^", "D", "v", "P", "X")
 _SERIES = {
     "test_accuracy": "test accuracy",
@@ -57,10 +50,10 @@ def curves(
     quantities: Sequence[str] = ("test_accuracy", "train_loss"),
     title: str | None = None,
 ) -> Figure:
-    """Curves over the rounds: a panel a quantity, a row of panels a problem (data, partition and model).
+    """Curves over the rounds: a panel per quantity, a row of panels per problem (data, partition and model).
 
-    Runs that differ only in their seed are one line, the mean, in a band from the lowest to the highest.
-    A cross ends the line of a run that diverged. At most six problems are drawn.
+    Runs that differ only in their seed are one line, the mean, with a band from the lowest to the highest value.
+    The line of a diverged run ends in a cross. At most six problems are drawn.
     """
     if not runs:
         raise BadInput("there are no runs to draw: collect some first")
@@ -71,19 +64,19 @@ def curves(
     groups = groups_of(runs)
     problems: dict[object, list[list[Run]]] = {}
     for group in groups:
-        problems.setdefault(place_of(group[0]), []).append(group)
+        problems.setdefault(problem_of(group[0]), []).append(group)
     kept = list(problems.values())[:MOST_ROWS]
     looks = looks_of(runs, [group for problem in kept for group in problem])
     legend = list(dict.fromkeys(looks[group[0].folder][0] for problem in kept for group in problem))
-    legend_columns = max(1, min(6, len(legend), int(WIDTH / (0.75 + 0.075 * max(map(len, legend))))))
+    legend_columns = max(1, min(6, len(legend), int(FIGURE_WIDTH / (0.75 + 0.075 * max(map(len, legend))))))
     legend_rows = math.ceil(len(legend) / legend_columns)
     legend_columns = math.ceil(len(legend) / legend_rows)  # as even as the number of rows allows
 
     with style():
-        # Panels keep their size; the legend adds to the height instead of squeezing them.
+        # The legend adds to the height, so that panels keep their size.
         height = 3.0 * len(kept) + 0.19 * legend_rows + 0.55
         layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.06, wspace=0.03, hspace=0.03)
-        figure = Figure(figsize=(WIDTH, height), layout=layout)
+        figure = Figure(figsize=(FIGURE_WIDTH, height), layout=layout)
         panels = figure.subplots(len(kept), len(quantities), squeeze=False)
         for row, problem in enumerate(kept):
             for panel, quantity in zip(panels[row], quantities, strict=True):
@@ -101,15 +94,15 @@ def curves(
 
 
 def looks_of(runs: Sequence[Run], groups: Sequence[Sequence[Run]]) -> dict[Path, tuple[str, dict[str, Any]]]:
-    """Label and look of each group's line, by the folder of its first run."""
-    shown = shown_of(runs)
-    extra = [key for key in varying(runs) if not is_place(key) and not is_seed(key)]
+    """Label and style of each group's line, by the folder of its first run."""
+    shown = shown_hyper(runs)
+    extra = [key for key in varying(runs) if not is_problem(key) and not is_seed(key)]
     methods: dict[str, list[str]] = {}
     variants: list[str] = []
     names: dict[Path, tuple[str, str]] = {}
     for group in sorted(groups, key=lambda group: order_of(group[0])):
-        run, settings = group[0], settings_of(group[0])
-        method = method_of(run, shown[run.algorithm])
+        run, settings = group[0], group[0].settings
+        method = method_label(run.algorithm, run.hyperparameters, shown[run.algorithm])
         variant = ", ".join(f"{short(key)}={plain(settings.get(key, MISSING))}" for key in extra)
         names[run.folder] = method, variant
         if method not in methods.setdefault(run.algorithm, []):
@@ -117,7 +110,7 @@ def looks_of(runs: Sequence[Run], groups: Sequence[Sequence[Run]]) -> dict[Path,
         if variant not in variants:
             variants.append(variant)
     variants.sort(key=lambda text: [sortable([_parsed(part)]) for part in text.split(", ")])
-    others = [algorithm for algorithm in methods if algorithm not in NAMES]
+    others = [algorithm for algorithm in methods if algorithm not in ("fedavg", "fedprox", "fedkin")]
     looks = {}
     for group in groups:
         run = group[0]
@@ -133,10 +126,8 @@ def looks_of(runs: Sequence[Run], groups: Sequence[Sequence[Run]]) -> dict[Path,
             look |= {"color": to_hex(_KIN(1 - position if len(among) > 1 else 0.33))}  # the smallest β is darkest
         else:
             number = others.index(run.algorithm)
-            look |= {
-                "color": _OTHERS[number % len(_OTHERS)],
-                "linestyle": [(0, (6, 1.5, 1, 1.5)), (0, (1, 1.3))][among.index(method) % 2],
-            }
+            dashes = _DASHES[(among.index(method) + number // len(_OTHERS)) % len(_DASHES)]
+            look |= {"color": _OTHERS[number % len(_OTHERS)], "linestyle": dashes}
         if marker := _MARKERS[variants.index(variant) % len(_MARKERS)]:
             look |= {"marker": marker, "markersize": 4.5, "markerfacecolor": "white", "markevery": 0.12}
         looks[run.folder] = (", ".join(filter(None, [method, variant])), look)
@@ -151,14 +142,14 @@ def _parsed(part: str) -> object:
 
 
 def _row_title(run: Run, runs: Sequence[Run]) -> str:
-    """What sets a row of panels apart from the others."""
-    settings = settings_of(run)
+    """The settings in which a row of panels differs from the others."""
+    settings = run.settings
     words = [run.experiment] if len(experiments(runs)) > 1 else []
     for key in varying(runs):
-        if is_place(key) and not is_seed(key) and key in settings:
+        if is_problem(key) and not is_seed(key) and key in settings:
             known = key in ("data.source", "model.kind", *PROBLEM)
             value = settings[key]
-            words.append(problem_of(key, value) if known else f"{short(key)} = {plain(value)}")
+            words.append(problem_part(key, value) if known else f"{short(key)} = {plain(value)}")
     return ", ".join(words)
 
 
@@ -178,8 +169,9 @@ def draw(
     quantity: str,
     looks: Mapping[Path, tuple[str, dict[str, Any]]],
 ) -> None:
+    """Draw a quantity of the groups of one problem, with labels and styles of `looks_of`."""
     accuracy = "accuracy" in quantity or quantity == "worst_decile"
-    steady: list[Floats] = []  # what the axis must show; a run that blows up must not flatten the others
+    steady: list[Floats] = []  # the range of the axis; diverged runs must not determine it
     everything: list[Floats] = []
     ends: list[tuple[Floats, Floats, str]] = []
     for group in problem:
@@ -204,7 +196,7 @@ def draw(
         _draw_thresholds(axes, {run.threshold for group in problem for run in group})
     played = _finite([run.series("round") for group in problem for run in group])
     if played.size and np.ptp(played) == 0:
-        # A single round has no width: automatic limits would put ticks at fractions of a round.
+        # For a single round, automatic limits would place ticks at fractions of a round.
         axes.set_xlim(played[0] - 0.5, played[0] + 0.5)
         axes.set_xticks([played[0]])
     else:
@@ -213,7 +205,7 @@ def draw(
 
 
 def _draw_end(axes: Axes, rounds: Floats, values: Floats, color: str) -> None:
-    """A cross where a run that diverged ends, or where it leaves the panel."""
+    """A cross where a diverged run ends, or where it leaves the panel."""
     if not values.size:
         return
     top = axes.get_ylim()[1]
@@ -239,7 +231,7 @@ def _draw_end(axes: Axes, rounds: Floats, values: Floats, color: str) -> None:
 def _band(group: Sequence[Run], quantity: str) -> tuple[Floats, Floats, Floats, Floats]:
     """Rounds, mean, lowest and highest over the seeds, for the rounds that all of them have.
 
-    A mean over fewer and fewer seeds would jump where one of them ends, and look like learning.
+    A mean over the remaining seeds would jump where one of them ends.
     """
     started = [run for run in group if len(run.series("round"))]
     if not started:
@@ -278,7 +270,7 @@ def _finite(arrays: Sequence[Floats]) -> Floats:
 def _draw_thresholds(axes: Axes, thresholds: Iterable[float]) -> None:
     for threshold in sorted(t for t in thresholds if math.isfinite(t)):
         axes.axhline(threshold, color=MUTED, linewidth=0.9, linestyle=(0, (4, 3)), zorder=1.5, label="_threshold")
-        # Beyond the right edge, where no curve can run through it.
+        # Beyond the right edge, where no curve crosses it.
         axes.annotate(
             f"{100 * threshold:g} %",
             xy=(1, threshold),

@@ -1,11 +1,11 @@
-"""Pictures: the style they share, how they are saved, and a federation with its graph before training.
+"""Figures: their common style, how they are saved, and the figure of a federation before training.
 
-Figures are plain `matplotlib.figure.Figure` objects. Nothing here touches pyplot, so a figure can be made
-in a notebook or on a server without a display, and leaves no window or global figure behind.
+Figures are plain `matplotlib.figure.Figure` objects. pyplot is not used, so a figure can be made in a notebook or on a
+server without a display, and no global state remains.
 """
 
-import os
-from collections.abc import Iterator, Sequence
+import io
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,14 +20,17 @@ from matplotlib.ticker import LogFormatterSciNotation, LogLocator, MaxNLocator, 
 from numpy.typing import ArrayLike, NDArray
 
 from fedkin.errors import BadInput
+from fedkin.files import write_atomically
+from fedkin.reports.histograms import bin_edges
+from fedkin.types import Floats
 
 INK = "#222222"
 MUTED = "#6b6b6b"
 ACCENT = "#2a6f97"
-WIDTH = 8.0  # inches: at 100 dots an inch this is the 800 pixels the text sizes below are chosen for
+FIGURE_WIDTH = 8.0  # inches; the text sizes below are chosen for 800 pixels at 100 dpi
 
-_STYLE: Any = {  # matplotlib types its keys as a list of literals that grows with every version
-    "font.family": "DejaVu Sans",  # comes with matplotlib, has Greek letters: the same picture everywhere
+_STYLE: Any = {  # matplotlib types the keys as literals, which differ between versions
+    "font.family": "DejaVu Sans",  # included in matplotlib, with Greek letters: the same figure everywhere
     "font.size": 10,
     "axes.titlesize": 10,
     "axes.labelsize": 10,
@@ -55,45 +58,35 @@ _STYLE: Any = {  # matplotlib types its keys as a list of literals that grows wi
     "figure.facecolor": "white",
     "savefig.facecolor": "white",
     "savefig.bbox": "standard",
-    "pdf.fonttype": 42,  # text stays text: searchable, editable
+    "pdf.fonttype": 42,  # text remains searchable and editable
     "svg.hashsalt": "fedkin",
 }
 
 
 @contextmanager
 def style() -> Iterator[None]:
-    """The look every figure shares, within a `with` block; the caller's settings come back after it."""
+    """The common style of all figures within a `with` block; the caller's settings are restored after it."""
     with mpl.rc_context():
-        # From the defaults, not from the caller's settings: the same runs give the same picture anywhere.
+        # From the defaults, not from the caller's settings: the same runs give the same figure everywhere.
         mpl.rcdefaults()
         mpl.rcParams.update(_STYLE)
         yield
 
 
-@contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A path to write to, which takes the place of `path` once all is written, and never half of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        yield draft
-        os.replace(draft, path)
-    finally:
-        draft.unlink(missing_ok=True)
-
-
 def save(figure: Figure, path_without_suffix: Path | str) -> list[Path]:
-    """Write a figure as PNG and PDF, each in one piece; the same figure gives the same bytes at any time."""
+    """Write a figure as PNG and PDF, atomically; the same figure always gives the same bytes."""
     stem = Path(path_without_suffix)
-    # matplotlib stamps the time of day into a PDF and its version into a PNG unless told otherwise.
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    # By default matplotlib writes the time into a PDF and its version into a PNG.
     metadata: dict[str, dict[str, None]] = {"png": {"Software": None}, "pdf": {"CreationDate": None}}
     written = []
     with style():
         for suffix, entries in metadata.items():
             # Appended, not `with_suffix`: the name of an experiment may contain a dot (beta0.5).
             path = stem.with_name(f"{stem.name}.{suffix}")
-            with replacing(path) as draft:
-                figure.savefig(draft, format=suffix, dpi=200, metadata=entries)
+            content = io.BytesIO()
+            figure.savefig(content, format=suffix, dpi=200, metadata=entries)
+            write_atomically(path, content.getvalue())
             written.append(path)
     return written
 
@@ -105,7 +98,7 @@ def federation_figure(
     spectrum: ArrayLike,
     title: str = "",
 ) -> Figure:
-    """A federation before training: how much each client holds, of which classes, and how alike clients are.
+    """A federation before training: sizes and class mixes of the clients, misalignment of pairs, graph spectrum.
 
     sizes         (C,)   samples of each client
     class_counts  (C, K) samples of each class at each client
@@ -125,9 +118,9 @@ def federation_figure(
 
     with style():
         layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.06, wspace=0.04, hspace=0.04)
-        figure = Figure(figsize=(WIDTH, 6.4), layout=layout)
+        figure = Figure(figsize=(FIGURE_WIDTH, 6.4), layout=layout)
         axes = figure.subplots(2, 2, gridspec_kw={"width_ratios": [1.15, 1]})
-        # One order of clients for both panels on the left, so that a column is a client from top to bottom.
+        # Both panels on the left have the same order of clients, so that a column is one client.
         order = np.argsort(-sizes_, kind="stable")
         _draw_sizes(axes[0, 0], sizes_[order])
         _draw_classes(figure, axes[1, 0], counts[order])
@@ -138,9 +131,9 @@ def federation_figure(
     return figure
 
 
-def _draw_sizes(axes: Axes, sizes: NDArray[np.float64]) -> None:
+def _draw_sizes(axes: Axes, sizes: Floats) -> None:
     clients = len(sizes)
-    # Separate bars while there is room for the gaps, one silhouette when there is not.
+    # Separate bars only while the gaps between them are visible.
     axes.bar(np.arange(1, clients + 1), sizes, width=0.8 if clients <= 60 else 1.0, color=ACCENT, linewidth=0)
     smallest, median, largest = int(sizes.min()), float(np.median(sizes)), int(sizes.max())
     if smallest > 0 and largest > 50 * smallest:
@@ -155,7 +148,7 @@ def _draw_sizes(axes: Axes, sizes: NDArray[np.float64]) -> None:
     _head(axes, "Samples per client", note)
 
 
-def _draw_classes(figure: Figure, axes: Axes, counts: NDArray[np.float64]) -> None:
+def _draw_classes(figure: Figure, axes: Axes, counts: Floats) -> None:
     classes = counts.shape[1]
     top = min(1.0, max(float(class_shares(counts).max()), 2 / max(classes, 2)))
     image = draw_class_shares(axes, counts, top)
@@ -166,8 +159,8 @@ def _draw_classes(figure: Figure, axes: Axes, counts: NDArray[np.float64]) -> No
     _head(axes, "Class mix of each client", "share of the client's samples")
 
 
-def class_shares(counts: NDArray[Any]) -> NDArray[np.float64]:
-    """The share of each class in each client's samples, (C, K); zero for a client without any."""
+def class_shares(counts: NDArray[Any]) -> Floats:
+    """The share of each class in each client's samples, (C, K); zero for a client without samples."""
     total = counts.sum(axis=1, keepdims=True)
     return np.asarray(np.divide(counts, total, out=np.zeros(counts.shape), where=total > 0))
 
@@ -177,7 +170,7 @@ def draw_class_shares(axes: Axes, counts: NDArray[Any], top: float = 1.0) -> Axe
     clients, classes = counts.shape
     axes.grid(visible=False)
     axes.set_ylabel("class")
-    # A heat map and not stacked bars: a hundred classes have no hundred colours that can be told apart.
+    # A heat map instead of stacked bars: a hundred colours cannot be distinguished.
     return axes.imshow(
         class_shares(counts).T,
         aspect="auto",
@@ -191,18 +184,18 @@ def draw_class_shares(axes: Axes, counts: NDArray[Any], top: float = 1.0) -> Axe
 
 
 def add_share_scale(figure: Figure, image: AxesImage, axes: Any, aspect: float) -> None:
-    """What the colours of `draw_class_shares` mean, in percent."""
+    """Add the colour bar of `draw_class_shares`, in percent."""
     bar = figure.colorbar(image, ax=axes, pad=0.02, aspect=aspect)
     bar.outline.set_visible(False)
     bar.ax.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
 
 
-def _draw_misalignment(axes: Axes, pairs: NDArray[np.float64]) -> None:
+def _draw_misalignment(axes: Axes, pairs: Floats) -> None:
     positive = pairs[np.isfinite(pairs) & (pairs > 0)]
     unusable = int((~np.isfinite(pairs)).sum())
     zeros = pairs.size - positive.size - unusable
     notes = [f"{pairs.size:,} pairs" if pairs.size != 1 else "1 pair"]
-    if zeros:  # a logarithm has no place for them, and a reader must not think they do not exist
+    if zeros:  # a log axis cannot show them, so they are mentioned
         notes.append(f"{zeros:,} exactly 0 not shown")
     if unusable:
         notes.append(f"{unusable:,} not finite")
@@ -214,7 +207,7 @@ def _draw_misalignment(axes: Axes, pairs: NDArray[np.float64]) -> None:
         words = "every pair is exactly 0" if zeros else "no pair to show"
         axes.text(0.5, 0.5, words, transform=axes.transAxes, ha="center", va="center", color=MUTED)
         return
-    edges = _edges(positive, bins=min(40, max(8, round(np.sqrt(positive.size)))), log=True)
+    edges = bin_edges(positive, bins=min(40, max(8, round(np.sqrt(positive.size)))), log=True)
     axes.hist(positive, bins=edges.tolist(), color=ACCENT, edgecolor="white", linewidth=0.4)
     axes.set_xscale("log")
     axes.set_xlim(edges[0] / 1.1, edges[-1] * 1.1)
@@ -233,14 +226,14 @@ def _draw_misalignment(axes: Axes, pairs: NDArray[np.float64]) -> None:
     axes.yaxis.set_major_locator(MaxNLocator(6, integer=True))
 
 
-def _draw_spectrum(axes: Axes, eigenvalues: NDArray[np.float64]) -> None:
+def _draw_spectrum(axes: Axes, eigenvalues: Floats) -> None:
     finite = eigenvalues[np.isfinite(eigenvalues)]
     size = 18 if finite.size <= 60 else 8
     axes.scatter(np.arange(1, finite.size + 1), finite, s=size, color=ACCENT, linewidths=0)
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     axes.set_xlabel("eigenvalue number, smallest first")
     axes.set_ylabel("eigenvalue")
-    # The second smallest tells how well the graph hangs together: 0 means it falls apart.
+    # The second smallest eigenvalue is the algebraic connectivity: 0 means that the graph is not connected.
     _head(axes, "Spectrum of the Laplacian", f"second smallest {finite[1]:.3g}" if finite.size > 1 else "")
 
 
@@ -257,86 +250,3 @@ def _head(axes: Axes, title: str, note: str) -> None:
             fontsize=8.5,
             color=MUTED,
         )
-
-
-def _edges(values: NDArray[np.float64], bins: int, log: bool) -> NDArray[np.float64]:
-    """Edges of a histogram's bins, also where all values are one and the same."""
-    low, high = float(values.min()), float(values.max())
-    if log:
-        if high < low * 1.001:
-            low, high = low / 1.5, high * 1.5
-        edges = np.geomspace(low, high, bins + 1)
-    else:
-        if high - low <= 1e-9 * max(abs(low), abs(high)):
-            margin = 0.5 * max(abs(low), 1e-300)
-            low, high = (low - margin, high + margin) if low else (-0.5, 0.5)
-        edges = np.linspace(low, high, bins + 1)
-    edges[0], edges[-1] = low, high  # rounding in the spacing must not push the extremes out of the last bin
-    return edges
-
-
-def sparkline(values: ArrayLike) -> str:
-    """Values as a line of blocks, lowest to highest; a blank where a value is not finite.
-
-    >>> sparkline([0, 1, 2, 3])
-    '▁▃▆█'
-    """
-    blocks = "▁▂▃▄▅▆▇█"
-    numbers = np.asarray(values, dtype=float).ravel()
-    finite = numbers[np.isfinite(numbers)]
-    if not finite.size:
-        return " " * numbers.size
-    low, spread = finite.min(), np.ptp(finite)
-    # A flat line lies in the middle: neither bottom nor top would be true.
-    level = (numbers - low) / spread if spread > 0 else np.where(np.isfinite(numbers), 0.5, np.nan)
-    return "".join(" " if np.isnan(x) else blocks[min(7, int(x * 7 + 0.5))] for x in level)
-
-
-def histogram_text(values: ArrayLike, log: bool = False, bins: int = 8, width: int = 40) -> list[str]:
-    """A histogram for the terminal, one line a bin: range, bar, count. Plain text, without markup.
-
-    With `log` the bins are equally wide on a log axis, and zeros get a line of their own.
-
-    >>> for line in histogram_text([0, 0, 1, 1, 1, 1, 2, 2], bins=2, width=4):
-    ...     print(line)
-    0 – 1  █▍    2
-    1 – 2  ████  6
-    """
-    numbers = np.asarray(values, dtype=float).ravel()
-    lines: list[tuple[str, int]] = []
-    finite = numbers[np.isfinite(numbers)]
-    shown = finite[finite > 0] if log else finite
-    if log and shown.size < finite.size:
-        lines.append(("not above 0" if (finite < 0).any() else "exactly 0", int(finite.size - shown.size)))
-    if shown.size and np.ptp(shown) <= 1e-9 * np.abs(shown).max():
-        lines.append((f"{shown[0]:.3g}", int(shown.size)))
-    elif shown.size:
-        edges = _edges(shown, bins, log)
-        counts, _ = np.histogram(shown, edges)
-        names = _numbers(edges)
-        lines += [(f"{a} – {b}", int(n)) for a, b, n in zip(names[:-1], names[1:], counts, strict=True)]
-    if finite.size < numbers.size:
-        lines.append(("not finite", int(numbers.size - finite.size)))
-    if not lines:
-        return []
-    widest = max(len(name) for name, _ in lines)
-    most = max(count for _, count in lines)
-    digits = len(str(most))
-    return [f"{name:>{widest}}  {_bar(n / most, width)}  {n:>{digits}}" for name, n in lines]
-
-
-def _numbers(edges: Sequence[float] | NDArray[np.float64]) -> list[str]:
-    """Edges with as few digits as tell neighbours apart."""
-    names: list[str] = []
-    for digits in range(2, 9):
-        names = [f"{edge:.{digits}g}" for edge in edges]
-        if len(set(names)) == len(names):
-            break
-    return names
-
-
-def _bar(share: float, width: int) -> str:
-    """A bar of blocks, to an eighth of a character; the least that is not zero can be seen."""
-    eighths = max(round(share * width * 8), 1) if share > 0 else 0
-    full, rest = divmod(eighths, 8)
-    return ("█" * full + (" ▏▎▍▌▋▊▉"[rest] if rest else "")).ljust(width)

@@ -1,13 +1,24 @@
-"""What pages with measured numbers need: where the numbers come from, and a place that a command can rewrite."""
+"""Pages of results: written atomically, with sections that a command can replace, and the machine's description."""
 
 import os
 import platform
 import re
+from collections.abc import Mapping
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
 import torch
+
+from fedkin.files import write_atomically
+
+
+def write_pages(folder: Path, pages: Mapping[str, str]) -> list[Path]:
+    """Write texts to files of these names in a folder, which is created if needed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in pages.items():
+        write_atomically(folder / name, text.encode())
+    return [folder / name for name in pages]
 
 
 def machine() -> str:
@@ -21,7 +32,7 @@ def machine() -> str:
 
 
 def with_section(text: str, name: str, content: str, command: str = "bench") -> str:
-    """A page with what stands between the marks of that name replaced, or added at its end."""
+    """A page with the content between `<!-- command name -->` and `<!-- end name -->` replaced, or appended."""
     begin, end = f"<!-- {command} {name} -->", f"<!-- end {name} -->"
     part = f"{begin}\n{content}\n{end}"
     if begin in text and end in text:

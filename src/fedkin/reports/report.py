@@ -1,4 +1,4 @@
-"""Compare finished runs: a table and curves, written to files. Nothing here trains."""
+"""Compare runs: a table and curves, written to files."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -7,34 +7,27 @@ from pathlib import Path
 
 from fedkin.errors import BadInput
 from fedkin.reports.curves import curves
-from fedkin.reports.figures import replacing, save
-from fedkin.reports.runs import (
-    MISSING,
-    Run,
-    collect,
+from fedkin.reports.figures import save
+from fedkin.reports.groups import (
     described,
     experiments,
     groups_of,
-    is_number,
-    is_seed,
     key_of,
-    method_of,
-    number,
-    place_of,
-    plain,
-    same,
-    settings_of,
-    shown_of,
+    problem_of,
+    shown_hyper,
     speed_up,
-    title_of,
     varying,
 )
-from fedkin.reports.tables import NEVER, Cell, Table, escaped, word
+from fedkin.reports.labels import MISSING, comparable, is_number, is_seed, method_label, number, plain, title_of
+from fedkin.reports.pages import write_pages
+from fedkin.reports.run import Run
+from fedkin.reports.runs import collect
+from fedkin.reports.tables import NEVER, Cell, Table, escaped, text_cell
 
 
 @dataclass(frozen=True)
 class _Measure:
-    """A column of results: what to take from a run, how to print it, and which way is better."""
+    """A column of results: the value of a run, its formats, and whether small or large is better."""
 
     title: str
     of: Callable[[Run], float]
@@ -45,7 +38,7 @@ class _Measure:
 
 
 def table(runs: Sequence[Run]) -> Table:
-    """Compare runs: one row a setting of the algorithm, runs that differ only in their seed taken together.
+    """Compare runs: one row per setting of the algorithm, over all runs that differ only in their seed.
 
     Speed-up is FedAvg's rounds to the threshold divided by the run's, as printed: 20 / 15 = 1.3×. FedAvg's
     run is the one that agrees in every other setting, its seed included. Best values are marked among the
@@ -54,7 +47,7 @@ def table(runs: Sequence[Run]) -> Table:
     if not runs:
         raise BadInput("there are no runs to compare: collect some first")
     several = len(experiments(runs)) > 1
-    differing, shown = varying(runs), shown_of(runs)
+    differing, shown = varying(runs), shown_hyper(runs)
     columns = [key for key in differing if not is_seed(key)]
     groups = groups_of(runs)
     repeats = len({key_of(group[0]) for group in groups}) < len(groups)
@@ -73,16 +66,16 @@ def table(runs: Sequence[Run]) -> Table:
     )
     rows = []
     for group in groups:
-        first, settings = group[0], settings_of(group[0])
+        first, settings = group[0], group[0].settings
         named = [settings.get(key, MISSING) for key in columns]
         rows.append(
-            [word(first.experiment)] * several
-            + [word(method_of(first, shown[first.algorithm]))]
-            + [word(first.name)] * repeats
+            [text_cell(first.experiment)] * several
+            + [text_cell(method_label(first.algorithm, first.hyperparameters, shown[first.algorithm]))]
+            + [text_cell(first.name)] * repeats
             + [Cell(plain(value), number(value) if is_number(value) else plain(value)) for value in named]
             + [Cell(str(len(group)), len(group))] * seeded
             + [_summed(measure, group) for measure in measures]
-            + [word(_states(group))] * unfinished
+            + [text_cell(_states(group))] * unfinished
         )
     _mark_best(rows, groups, measures, start=head.index(measures[0].title))
     names = ", ".join(dict.fromkeys(run.experiment for run in runs))
@@ -110,14 +103,14 @@ def _speed_ups(runs: Sequence[Run]) -> dict[Path, float]:
     """FedAvg's rounds to the threshold over each run's, NaN where either is missing or 0."""
 
     def key(run: Run, graph: bool) -> object:
-        settings = settings_of(run).items()
-        kept = {k: same(v) for k, v in settings if graph or k.split(".")[0] != "graph"}
+        settings = run.settings.items()
+        kept = {k: comparable(v) for k, v in settings if graph or k.split(".")[0] != "graph"}
         return run.folder.parent, graph, tuple(sorted(kept.items()))
 
     baseline: dict[object, float] = {}
     for run in runs:
         if run.algorithm == "fedavg":
-            # FedAvg looks at no graph: where none agrees in that too, any graph will do.
+            # FedAvg does not use the graph: without an exact match, a FedAvg run with any graph is the baseline.
             for graph in (True, False):
                 baseline.setdefault(key(run, graph), run.reached)
     ratios = {}
@@ -139,7 +132,7 @@ def _summed(measure: _Measure, group: Sequence[Run]) -> Cell:
         return Cell(_printed(measure.one, mean) + measure.unit, mean)
     if len(values) == 1:
         return Cell(_printed(measure.many, mean) + measure.unit + part, mean, None, count)
-    # Over n − 1: seeds are a sample of what could have been drawn.
+    # Divided by n − 1: seeds are a sample.
     spread = math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1))
     text = f"{_printed(measure.many, mean)} ± {_printed(measure.many, spread)}{measure.unit}"
     return Cell(text + part, mean, spread, count)
@@ -162,10 +155,10 @@ def _mark_best(
     problems: dict[object, list[int]] = {}
     for row, group in enumerate(groups):
         if all(run.status == "finished" for run in group):
-            problems.setdefault((place_of(group[0]), group[0].threshold), []).append(row)
+            problems.setdefault((problem_of(group[0]), group[0].threshold), []).append(row)
     for column, measure in enumerate(measures, start):
         for members in problems.values():
-            # A mean over the seeds that got there is no match for one over all seeds.
+            # A mean over some of the seeds cannot be compared with one over all seeds.
             values = {
                 row: cell.value
                 for row in members
@@ -173,10 +166,10 @@ def _mark_best(
             }
             printed = {row: _printed(measure.many, value) for row, value in values.items()}
             if len(set(printed.values())) < 2:
-                continue  # alone, or all alike: nothing is best
+                continue  # a single value, or all equal: none is best
             top = _printed(measure.many, measure.better(values.values()))
             for row, text in printed.items():
-                if text == top:  # what prints the same is as good
+                if text == top:  # equal as printed
                     rows[row][column] = replace(rows[row][column], best=True)
 
 
@@ -184,9 +177,9 @@ def _mark_best(
 
 
 def write(folder: Path | str, out: Path | str | None = None) -> list[Path]:
-    """Write `report.md`, `report.csv`, `curves.png` and `curves.pdf`, and say where.
+    """Write `report.md`, `report.csv`, `curves.png` and `curves.pdf`: the paths written.
 
-    They go into the folder, or into `out`. Where the folder holds several experiments, each gets its own,
+    They are written to the folder, or to `out`. If the folder holds several experiments, there is a report for each,
     in its own folder, or in a folder of its name in `out`.
     """
     folder = Path(folder)
@@ -198,10 +191,7 @@ def write(folder: Path | str, out: Path | str | None = None) -> list[Path]:
             target = place if out is None else target / place.relative_to(folder.absolute())
         try:
             compared = table(runs)
-            for name, text in (("report.md", _page(runs, compared)), ("report.csv", compared.csv())):
-                with replacing(target / name) as draft:
-                    draft.write_text(text, encoding="utf-8")
-                written.append(target / name)
+            written += write_pages(target, {"report.md": _page(runs, compared), "report.csv": compared.csv()})
             written += save(curves(runs), target / "curves")
         except OSError as error:
             reason = (error.strerror or str(error)).lower()

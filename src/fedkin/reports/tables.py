@@ -14,11 +14,12 @@ NEVER = "—"
 
 @dataclass(frozen=True)
 class Cell:
-    """What a table shows, and the number behind it.
+    """A cell of a table: its text, and the value behind it.
 
-    value   not rounded; None where there is nothing to say
-    spread  the standard deviation over seeds, where there are several
-    count   how many seeds the value is of, where it is not all of them
+    value   not rounded; None if there is none
+    spread  the standard deviation over seeds, if there are several
+    count   the number of seeds that have a value, if not all of them do
+    best    whether the value is the best of its column
     """
 
     text: str
@@ -30,7 +31,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """A comparison of runs, for the terminal, for Markdown and for a spreadsheet."""
+    """A titled table with one row of cells per entry."""
 
     title: str
     columns: tuple[str, ...]
@@ -50,8 +51,8 @@ class Table:
         return not any(isinstance(row[column].value, str) for row in self.cells)
 
     def rich(self) -> rich.table.Table:
-        """For the terminal."""
-        # `Text` throughout: a bracket in a name must not be taken for markup.
+        """The table for a terminal."""
+        # `Text` throughout: Rich would interpret a bracket in a name as markup.
         title = Text(self.title) if self.title else None
         shown = rich.table.Table(
             title=title, title_justify="left", box=rich.box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True
@@ -63,7 +64,7 @@ class Table:
         return shown
 
     def markdown(self) -> str:
-        """For a README or a notebook."""
+        """The table in Markdown."""
         lines = [
             [escaped(column) for column in self.columns],
             ["---:" if self._is_numeric(number) else "---" for number in range(len(self.columns))],
@@ -72,7 +73,7 @@ class Table:
         return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
     def csv(self) -> str:
-        """For a spreadsheet: numbers that are not rounded, accuracies between 0 and 1, empty for nothing."""
+        """The table for a spreadsheet: numbers not rounded, accuracies between 0 and 1, missing values empty."""
         head: list[str] = []
         lines: list[list[str]] = [[] for _ in self.cells]
         for number, column in enumerate(self.columns):
@@ -92,17 +93,17 @@ class Table:
 
 
 def escaped(text: str) -> str:
-    """Text that Markdown takes for text."""
+    """Text with the special characters of Markdown escaped."""
     return text.replace("\\", "\\\\").replace("|", "\\|").replace("*", "\\*").replace("_", "\\_")
 
 
-def word(text: str) -> Cell:
-    """A cell that says something, and is not a number."""
+def text_cell(text: str) -> Cell:
+    """A cell with text, which is sorted and exported as text."""
     return Cell(text, text)
 
 
-def measured(form: str, value: float | None) -> Cell:
-    """A number in a form of print, or a dash where there is none."""
+def number_cell(form: str, value: float | None) -> Cell:
+    """A formatted number, or a dash if it is missing or not finite."""
     if value is None or not math.isfinite(value):
         return Cell(NEVER)
     return Cell(form.format(value), value)

@@ -1,4 +1,4 @@
-"""A federation before training: who has what, and who is kin to whom."""
+"""A federation before training, as text and as a figure: sizes, class mixes, graph."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,7 +15,8 @@ from fedkin.experiments.grid import plans
 from fedkin.experiments.preparation import Preparation
 from fedkin.experiments.progress import Listener, Silent
 from fedkin.graph.similarity import SimilarityGraph
-from fedkin.reports.figures import federation_figure, histogram_text, save, sparkline
+from fedkin.reports.figures import federation_figure, save
+from fedkin.reports.histograms import histogram_text, sparkline
 
 
 def views(
@@ -26,7 +27,7 @@ def views(
     data: Path | str | None = None,
     listener: Listener | None = None,
 ) -> list[RenderableType]:
-    """For each different federation of an experiment: its picture as text, after its figure was drawn into `out`."""
+    """For each distinct federation of an experiment: a summary as text. Its figure is written to `out`."""
     listener = listener or Silent()
     preparation = Preparation(Path(data) if data else None, listener)
     shown: list[RenderableType] = []
@@ -60,7 +61,7 @@ def _title(config: Experiment, federation: Federation) -> str:
 
 
 def _misalignment(graph: SimilarityGraph) -> Any:
-    # A graph that was not made from messages has none: its figure shows an empty panel.
+    # A graph that is not computed from messages has no misalignment: the panel stays empty.
     return graph.misalignment if graph.misalignment is not None else np.full_like(graph.adjacency, np.nan)
 
 

@@ -1,7 +1,7 @@
-"""The works on which the engine is measured: made-up data of the right shape, so that they run anywhere.
+"""Workloads of the benchmark, with synthetic data of the shape of real data sets.
 
-Every work is one federation, one model and the same local work for all competitors: FedAvg with the same step size,
-penalty and weights. `arithmetic` says how many operations a round needs if it is done plainly.
+A workload is a federation, a model and the local work: all competitors run FedAvg with the same step size, penalty and
+weights. `arithmetic` counts the operations of a round in parameter space.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,6 @@ from fedkin.algorithms.local import Local
 from fedkin.data.federation import Clients, Federation, from_rows
 from fedkin.data.partition import split
 from fedkin.engine.simulation import Simulation
-from fedkin.errors import BadInput, nearest
 from fedkin.graph.similarity import SimilarityGraph
 from fedkin.models import MLP, Model, Module, Softmax
 
@@ -26,7 +25,7 @@ SEED = 1
 
 
 def softmax_net() -> nn.Module:
-    """As a researcher writes softmax regression; the number of features is filled in at the first batch."""
+    """Softmax regression; the number of features is determined by the first batch."""
     return nn.LazyLinear(CLASSES)
 
 
@@ -50,18 +49,17 @@ def convolutional_net() -> nn.Module:
 
 
 @dataclass(frozen=True)
-class Work:
-    """What is to be computed.
+class Workload:
+    """A round of FedAvg to be computed.
 
-    clients, samples  how many clients, with how many samples each (on average, if sizes differ)
+    clients, samples  number of clients, and of samples per client (on average, if sizes differ)
     shape             of one sample
-    net               the model as a researcher writes it; its parameters lie in the same order as the engine's
+    net               the model as a PyTorch module, with parameters in the order of the engine's model
     model             the same model for the engine
-    formula           the operations of a round, for people
-    quick_clients     how many clients the reduced form has
-    seconds           roughly how long a round of all competitors lasts, at 150 · 10⁹ operations a second: for an
-                      estimate before anything is measured
-    sweep             whether a sweep is measured too
+    formula           of the operations of a round, for the table
+    quick_clients     number of clients in the reduced form
+    seconds           estimated duration of a round of all competitors at 150 · 10⁹ operations per second
+    sweep             whether a sweep is measured as well
     """
 
     name: str
@@ -69,7 +67,7 @@ class Work:
     samples: int
     shape: tuple[int, ...]
     net: Callable[[], nn.Module]
-    model: Callable[["Work"], Model]
+    model: Callable[["Workload"], Model]
     formula: str
     quick_clients: int
     seconds: float
@@ -79,23 +77,23 @@ class Work:
 
     @property
     def features(self) -> int:
-        """D."""
+        """D, the number of features."""
         return int(np.prod(self.shape))
 
     @property
     def local(self) -> Local:
-        """Ten passes in batches of a fixed order, so that all competitors do the same arithmetic.
+        """Ten epochs with batches in fixed order, so that all competitors compute the same.
 
-        The penalty is large enough that a competitor without it would be found out by its model after one round.
+        The penalty is so large that the model of a competitor without it would differ visibly after one round.
         """
         return Local(epochs=10, batch_size=self.batch_size, l2=1e-2)
 
-    def quick(self) -> "Work":
-        """The same with a few clients."""
+    def quick(self) -> "Workload":
+        """The same with few clients."""
         return replace(self, clients=self.quick_clients)
 
     def federation(self) -> Federation:
-        """The clients. Classes have different means, so that there is something to learn."""
+        """The synthetic clients. Classes have different means, so that they can be learnt."""
         rng = np.random.default_rng(SEED)
         labels = np.arange(self.clients * self.samples) % CLASSES
         parts = split(labels, self.clients, size_imbalance=self.size_imbalance, scheme="paper", rng=rng)
@@ -103,15 +101,15 @@ class Work:
         y = torch.as_tensor(labels[np.concatenate(parts)])
         x = torch.empty(len(y), self.features).uniform_(-0.5, 0.5, generator=generator)
         centres = torch.empty(CLASSES, self.features).uniform_(-0.5, 0.5, generator=generator)
-        for k in range(CLASSES):  # class by class: all samples' centres at once would take as much memory as x
+        for k in range(CLASSES):  # the centres of all samples at once would take as much memory as x
             x[y == k] += centres[k]
         train = from_rows(x, y, np.array([len(part) for part in parts]))
-        return made_up(train, CLASSES, self.shape, self.name)
+        return synthetic_federation(train, CLASSES, self.shape, self.name)
 
     def simulation(
         self, federation: Federation, algorithm: Algorithm | None = None, graph: SimilarityGraph | None = None
     ) -> Simulation:
-        """The work for the engine; FedAvg unless said otherwise."""
+        """The workload for the engine, with FedAvg by default."""
         clients = len(federation.train)
         graph = graph or SimilarityGraph.edgeless(clients)
         return Simulation(
@@ -125,11 +123,11 @@ class Work:
         )
 
     def arithmetic(self) -> float:
-        """Floating-point operations of all matrix products and convolutions of a round, done plainly.
+        """Floating-point operations of all matrix products and convolutions of a round in parameter space.
 
-        A layer with |W| weights, applied at o places of a sample, takes 2·|W|·o operations a sample forward, as many
-        for the gradient of its weights, and as many for the gradient of its input, which the first layer does
-        without. That times E·N samples. Biases, activations and averaging are left out.
+        A layer with |W| weights, applied at o positions of a sample, takes 2·|W|·o operations per sample forward, the
+        same number for the gradient of its weights, and again for the gradient of its input, which the first layer
+        does not need. That times E·N samples. Biases, activations and averaging are not counted.
         """
         forward = layer_operations(self.net(), self.shape)
         each = 2 * forward[0] + 3 * sum(forward[1:])
@@ -137,7 +135,7 @@ class Work:
 
 
 def layer_operations(net: nn.Module, shape: tuple[int, ...]) -> list[int]:
-    """Operations of every layer with weights, forward, on one sample: 2·|W|·o."""
+    """Operations of every layer with weights, forward, for one sample: 2·|W|·o."""
     counts: list[int] = []
 
     def count(layer: nn.Module, _: tuple[Tensor, ...], out: Tensor) -> None:
@@ -145,7 +143,7 @@ def layer_operations(net: nn.Module, shape: tuple[int, ...]) -> list[int]:
         assert isinstance(weight, Tensor)
         counts.append(2 * weight.numel() * (out.numel() // len(weight)))
 
-    net(torch.zeros(1, *shape))  # fills in the lazy layers
+    net(torch.zeros(1, *shape))  # initialises the lazy layers
     for layer in net.modules():
         if isinstance(layer, nn.Linear | nn.Conv2d):
             layer.register_forward_hook(count)
@@ -153,63 +151,74 @@ def layer_operations(net: nn.Module, shape: tuple[int, ...]) -> list[int]:
     return counts
 
 
-def made_up(train: Clients, classes: int, shape: tuple[int, ...], name: str) -> Federation:
-    """A federation of made-up clients. Nothing is tested here, so the first one serves as testing client."""
+def synthetic_federation(train: Clients, classes: int, shape: tuple[int, ...], name: str) -> Federation:
+    """A federation of synthetic clients. The benchmark does not test, so the first one is the testing client."""
     first = train.rows(0)
     test = from_rows(train.x[first], train.y[first], train.sizes[:1])
     ones = torch.ones(train.x.shape[1])
     return Federation(train, test, classes, shape, shift=0 * ones, scale=ones, name=name)
 
 
-def _softmax(work: Work) -> Model:
-    return Softmax(work.features, CLASSES)
+def _softmax_model(workload: Workload) -> Model:
+    return Softmax(workload.features, CLASSES)
 
 
-def _hidden(work: Work) -> Model:
-    return MLP(work.features, CLASSES, hidden=128)
+def _mlp_model(workload: Workload) -> Model:
+    return MLP(workload.features, CLASSES, hidden=128)
 
 
-def _module(work: Work) -> Model:
-    return Module(work.net, work.shape, CLASSES)
+def _module_model(workload: Workload) -> Model:
+    return Module(workload.net, workload.shape, CLASSES)
 
 
 LINEAR = "4·E·N·D·K"
-WORKS: dict[str, Work] = {
-    work.name: work
-    for work in (
-        Work("mnist-softmax", 100, 600, (784,), softmax_net, _softmax, LINEAR, quick_clients=4, seconds=7),
-        Work("cifar-softmax", 100, 500, (3072,), softmax_net, _softmax, LINEAR, quick_clients=3, seconds=9),
-        Work(
+WORKLOADS: dict[str, Workload] = {
+    workload.name: workload
+    for workload in (
+        Workload("mnist-softmax", 100, 600, (784,), softmax_net, _softmax_model, LINEAR, quick_clients=4, seconds=7),
+        Workload("cifar-softmax", 100, 500, (3072,), softmax_net, _softmax_model, LINEAR, quick_clients=3, seconds=9),
+        Workload(
             "cifar-imbalanced",
             100,
             500,
             (3072,),
             softmax_net,
-            _softmax,
+            _softmax_model,
             LINEAR,
             quick_clients=5,
             seconds=13,
             size_imbalance=1.0,
         ),
-        Work(
+        Workload(
             "mnist-mlp",
             100,
             600,
             (784,),
             hidden_net,
-            _hidden,
+            _mlp_model,
             "E·N·(4·D·H + 6·H·K)",
             quick_clients=3,
             seconds=27,
         ),
-        Work("many-tiny", 3000, 20, (784,), softmax_net, _softmax, LINEAR, quick_clients=40, seconds=25, batch_size=20),
-        Work(
+        Workload(
+            "many-tiny",
+            3000,
+            20,
+            (784,),
+            softmax_net,
+            _softmax_model,
+            LINEAR,
+            quick_clients=40,
+            seconds=25,
+            batch_size=20,
+        ),
+        Workload(
             "module",
             50,
             200,
             (1, 28, 28),
             convolutional_net,
-            _module,
+            _module_model,
             "E·N·(4·|W₁|·o₁ + 6·Σ |Wₗ|·oₗ)",
             quick_clients=2,
             seconds=20,
@@ -217,11 +226,3 @@ WORKS: dict[str, Work] = {
         ),
     )
 }
-
-
-def work_named(name: str) -> Work:
-    """A work by its name."""
-    try:
-        return WORKS[name]
-    except KeyError:
-        raise BadInput(f"there is no work '{name}'{nearest(name, WORKS)}") from None

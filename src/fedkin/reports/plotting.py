@@ -1,0 +1,34 @@
+"""Curves of results that are held in memory."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedkin.experiments.results import Result
+from fedkin.reports.groups import with_differences
+from fedkin.reports.run import Run
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def plot(results: Sequence[Result], path: Path | str | None = None) -> "Figure":
+    """The curves of several results in one figure, saved if a path is given (png, pdf, svg)."""
+    from fedkin.reports.curves import curves  # imports matplotlib, which is slow and not needed for training
+
+    runs = [
+        Run(
+            folder=result.folder or Path(f"{place}"),
+            experiment=str(result.config.get("name", "")),
+            name=result.name,
+            config=result.config,
+            rounds={quantity: getattr(result, quantity) for quantity in result.rounds[0]},
+            summary=result.summary,
+            status=str(result.summary["status"]),
+        )
+        for place, result in enumerate(results)
+    ]
+    figure = curves(with_differences(runs))
+    if path is not None:
+        figure.savefig(path)
+    return figure
