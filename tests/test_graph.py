@@ -279,3 +279,14 @@ def test_an_approximate_search_among_few() -> None:
     m /= np.linalg.norm(m, axis=1, keepdims=True)
     exact, near = (SimilarityGraph.nearest(m, 2, search=s).adjacency.toarray() for s in ("exact", "approximate"))
     np.testing.assert_array_equal(exact, near)
+
+
+@pytest.mark.parametrize("neighbours", [0, 2])
+def test_a_temperature_that_leaves_nobody_a_neighbour_is_refused(neighbours: int) -> None:
+    """Edges of 1 and 2 at temperature 1e-4: 2^−10000 is 0, and so would be a sum that weights are divided by."""
+    messages = np.eye(4) + 0.1 * np.random.default_rng(0).standard_normal((4, 4))
+    messages /= np.linalg.norm(messages, axis=1, keepdims=True)
+    graph = SimilarityGraph.nearest(messages, neighbours) if neighbours else SimilarityGraph.from_messages(messages)
+    with pytest.raises(BadInput, match=r"temperature = 0.0001 leaves . of 4 clients without neighbours.*raise it"):
+        graph.tempered(1e-4)
+    assert np.isfinite(graph.tempered(0.05).strengths).all()

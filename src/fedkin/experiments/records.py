@@ -30,7 +30,7 @@ from fedkin.engine.metrics import rounds_to
 from fedkin.engine.simulation import State
 from fedkin.errors import BadInput
 from fedkin.experiments.config import IMMATERIAL
-from fedkin.experiments.seals import KEY, is_sealed, origin_of, sealed_line, sealed_record, sound_lines
+from fedkin.experiments.seals import KEY, is_sealed, origin_of, sealed_line, sealed_record, sound_lines, unusual
 from fedkin.experiments.tensor_files import read_tensors, write_tensors
 from fedkin.files import as_json, finite, write_atomically
 from fedkin.types import Record
@@ -87,7 +87,7 @@ class RunFolder:
     def _claim(self, new: Mapping[str, Any], usual: Mapping[str, Any], data: str) -> None:
         """Write what the run is computed from, or make sure that it is the same if the folder has been used."""
         settings = {key: value for key, value in new.items() if key not in IMMATERIAL}
-        self._origin = self._seal = origin_of(settings, data)
+        self._origin = self._seal = origin_of(unusual(settings, usual), data)
         file, origin = self.path / "config.json", self.origin()
         begun = {entry.name for entry in self.path.iterdir()} - {".lock", file.name, "origin.json"}
         if begun and file.exists():

@@ -21,8 +21,24 @@ def digest(*texts: str) -> str:
 
 
 def origin_of(settings: Mapping[str, Any], data: str) -> str:
-    """The beginning of the chain: of a run's settings, and of a digest of its data."""
+    """The beginning of the chain: of a run's settings other than the usual ones, and of a digest of its data."""
     return digest(json.dumps(settings, sort_keys=True), data)
+
+
+def unusual(settings: Mapping[str, Any], usual: Mapping[str, Any]) -> Record:
+    """Settings that are not the usual ones, so that a setting which is added later changes no run's origin.
+
+    >>> unusual({"a": 1, "b": {"c": 2, "d": 3}}, {"a": 1, "b": {"c": 0, "d": 3}})
+    {'b': {'c': 2}}
+    """
+    found: Record = {}
+    for key, value in settings.items():
+        default = usual.get(key)
+        if isinstance(value, Mapping) and isinstance(default, Mapping):
+            value = unusual(value, default) or default
+        if key not in usual or value != default:
+            found[key] = value
+    return found
 
 
 def sealed_line(record: Record, before: str) -> tuple[str, str]:

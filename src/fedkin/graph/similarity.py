@@ -177,8 +177,14 @@ class SimilarityGraph:
         """The same graph with edges (A_in / max A)^(1/temperature): a low temperature keeps only the strongest."""
         if temperature == 1 or not self.has_edges:
             return self
-        sharper = (self.adjacency / self.adjacency.max()) ** (1 / temperature)
-        return SimilarityGraph(sharper, self.misalignment)
+        sharper = SimilarityGraph((self.adjacency / self.adjacency.max()) ** (1 / temperature), self.misalignment)
+        lost = (self.strengths > 0) & (sharper.strengths < np.finfo(np.float64).tiny)
+        if lost.any():
+            raise BadInput(
+                f"graph.temperature = {temperature:g} leaves {lost.sum()} of {len(self)} clients without neighbours "
+                f"(the first is client {np.argmax(lost)}), as their edges come to 0: raise it"
+            )
+        return sharper
 
     def relabelled(self, order: Sequence[int] | Integers) -> "SimilarityGraph":
         """The same graph with the clients in another order: new client j is old client `order[j]`."""

@@ -102,8 +102,8 @@ def federation_figure(
 
     sizes         (C,)   samples of each client
     class_counts  (C, K) samples of each class at each client
-    misalignment  (C, C) symmetric, with zero diagonal
-    spectrum      (C,)   eigenvalues of the graph's Laplacian
+    misalignment  (M,)   of those pairs of clients for which it is known, perhaps none
+    spectrum      (C,)   eigenvalues of the graph's Laplacian, or none
     """
     sizes_, counts = np.asarray(sizes, dtype=float), np.asarray(class_counts, dtype=float)
     mis, eigenvalues = np.asarray(misalignment, dtype=float), np.asarray(spectrum, dtype=float)
@@ -113,8 +113,6 @@ def federation_figure(
             f"sizes of shape {sizes_.shape} and class counts of shape {counts.shape} "
             "are not of the same clients: give shapes (C,) and (C, K)"
         )
-    if mis.shape != (clients, clients):
-        raise BadInput(f"misalignment has shape {mis.shape} but must be ({clients}, {clients}), one row a client")
 
     with style():
         layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.06, wspace=0.04, hspace=0.04)
@@ -124,7 +122,7 @@ def federation_figure(
         order = np.argsort(-sizes_, kind="stable")
         _draw_sizes(axes[0, 0], sizes_[order])
         _draw_classes(figure, axes[1, 0], counts[order])
-        _draw_misalignment(axes[0, 1], mis[np.triu_indices(clients, k=1)])
+        _draw_misalignment(axes[0, 1], mis.ravel())
         _draw_spectrum(axes[1, 1], np.sort(eigenvalues.ravel()))
         if title:
             figure.suptitle(title)

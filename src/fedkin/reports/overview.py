@@ -8,15 +8,17 @@ import numpy as np
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
+from scipy.sparse import triu
 
 from fedkin.data.federation import Federation
 from fedkin.experiments.config import Experiment
 from fedkin.experiments.grid import plans
 from fedkin.experiments.preparation import Preparation
 from fedkin.experiments.progress import Listener, Silent
-from fedkin.graph.similarity import SimilarityGraph
+from fedkin.graph.similarity import MANY, SimilarityGraph
 from fedkin.reports.figures import federation_figure, save
 from fedkin.reports.histograms import histogram_text, sparkline
+from fedkin.types import Floats
 
 
 def views(
@@ -45,8 +47,8 @@ def views(
         figure = federation_figure(
             federation.train.sizes,
             federation.train.class_counts(federation.classes),
-            _misalignment(graph),
-            graph.spectrum,
+            _pairs(config, graph),
+            _spectrum(graph),
             _title(config, federation),
         )
         files = save(figure, folder / name)
@@ -60,9 +62,18 @@ def _title(config: Experiment, federation: Federation) -> str:
     return f"{config.data.source}, {len(federation.train)} clients, {how}"
 
 
-def _misalignment(graph: SimilarityGraph) -> Any:
-    # A graph that is not computed from messages has no misalignment: the panel stays empty.
-    return graph.misalignment if graph.misalignment is not None else np.full_like(graph.adjacency, np.nan)
+def _pairs(config: Experiment, graph: SimilarityGraph) -> Floats:
+    """The misalignment of pairs of clients: of all, of neighbours, or none if the graph is not made from messages."""
+    if graph.misalignment is not None:
+        return np.asarray(graph.misalignment[np.triu_indices(len(graph), 1)])
+    if config.graph.kind == "similarity" and config.graph.temperature == 1:
+        return np.asarray(np.exp(-triu(graph.adjacency, 1).tocoo().data))  # A = −ln mis
+    return np.zeros(0)
+
+
+def _spectrum(graph: SimilarityGraph) -> Floats:
+    """None for so many clients that it would take minutes."""
+    return graph.spectrum if len(graph) <= MANY else np.zeros(0)
 
 
 def _text(config: Experiment, federation: Federation, graph: SimilarityGraph, files: Sequence[Path]) -> RenderableType:
@@ -76,13 +87,12 @@ def _text(config: Experiment, federation: Federation, graph: SimilarityGraph, fi
     facts.add_row("classes", f"{federation.classes}; a client holds {_spread(held)} of them")
     degrees = graph.degrees * len(graph)
     facts.add_row("graph", f"{config.graph.kind}; degree pᵢ·C from {degrees.min():.3f} to {degrees.max():.3f}")
-    spectrum = graph.spectrum
+    spectrum, pairs = _spectrum(graph), _pairs(config, graph)
     if len(spectrum) > 1:
         ends = f"λ₂ = {spectrum[1]:.4g}, λ_max = {spectrum[-1]:.4g}"
         facts.add_row("Laplacian", f"{ends}   {sparkline(spectrum)}")
     parts: list[RenderableType] = [Text(_title(config, federation), style="bold"), facts]
-    if graph.misalignment is not None:
-        pairs = graph.misalignment[np.triu_indices(len(graph), 1)]
+    if pairs.size:
         low, middle, high = np.percentile(pairs, [25, 50, 75])
         parts.append(Text(f"misalignment of pairs: quartiles {low:.3g}, {middle:.3g}, {high:.3g}"))
         parts += [Text(f"  {line}") for line in histogram_text(pairs, log=True)]
