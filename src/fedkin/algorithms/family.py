@@ -1,9 +1,8 @@
-"""The paper's family: FedAvg, FedProx and FedKin are one local rule with three knobs.
+"""FedAvg, FedProx and FedKin: one local step with three hyper-parameters.
 
     w ← w − γ · ( ∇fᵢ( β·w + (1−β)·uᵢ ) + α·(w − w̄) )
 
-β = 1, α = 0 is FedAvg; α > 0 is FedProx; β < 1 is the paper's algorithm, which we call FedKin: clients learn from
-their kin.
+β = 1, α = 0 is FedAvg, β = 1, α > 0 is FedProx, β < 1, α = 0 is the paper's algorithm, here called FedKin.
 """
 
 from dataclasses import dataclass, replace
@@ -21,15 +20,15 @@ from fedkin.types import Tensors
 
 @dataclass(frozen=True, kw_only=True)
 class FedKin(Algorithm):
-    """w ← w − γ (∇fᵢ(β w + (1−β) uᵢ) + α (w − w̄)), where uᵢ = Σₙ (p_in/pᵢ) wₙ averages i's neighbours' last models.
+    """w ← w − γ (∇fᵢ(β w + (1−β) uᵢ) + α (w − w̄)), where uᵢ = Σₙ (p_in/pᵢ) wₙ averages the neighbours' last models.
 
-    beta    β ∈ (0, 1]; 1 leaves the neighbours out
-    alpha   α ≥ 0 holds clients near the global model; 0 is the paper's algorithm
-    absent  what a neighbour that was not in the last round counts as: the `global` model, or the `last` model it
-            sent (the global one until it has sent any)
+    beta    β ∈ (0, 1]; at 1 neighbours have no influence
+    alpha   α ≥ 0, coefficient of the proximal term; 0 in the paper
+    absent  model of a neighbour that was not sampled in the last round: `global`, or the `last` model it sent (the
+            global model if it has not sent any)
 
-    The server keeps the `models` that it may still need. What a client's neighbourhood lacks in them is taken of the
-    new w̄, so that Σ pᵢ uᵢ = w̄ holds (Lemma 1) however few clients are sampled.
+    The server state `models` has the last models of clients. Missing neighbours are replaced by w̄ with the weight
+    1 − Σₙ p_in/pᵢ over the others, so that Σ pᵢ uᵢ = w̄ (Lemma 1) for any sampled clients.
     """
 
     neutral = {"beta": 1.0, "alpha": 0.0}  # noqa: RUF012 - a constant
@@ -45,16 +44,16 @@ class FedKin(Algorithm):
             raise BadInput(f"unknown absent '{self.absent}': choose global or last")
 
     def start(self, model: Tensor, round: Round) -> ServerState:
-        return {"model": model, "models": ClientRows(model)}  # nobody's last model yet: every u starts as w̄
+        return {"model": model, "models": ClientRows(model)}  # no last models yet, so u = w̄
 
     def send(self, server: ServerState, round: Round) -> Tensors:
         got = super().send(server, round)
-        if round.graph.has_edges:  # else u = w̄, and need not be sent
+        if round.graph.has_edges:  # without edges u = w̄
             models: ClientRows = server["models"]
             rows = round.graph.mixing_rows(round.who, models.owners)
             anchor, rest = mixed(rows, models.values), 1 - rows.sum(axis=1)
-            if abs(rest).max() > 1e-12:  # somebody's neighbour is absent
-                # In place: temporary tensors of this size would be fetched from the system page by page.
+            if abs(rest).max() > 1e-12:  # some neighbours are absent
+                # In place: allocating a temporary tensor of this size is as slow as the sum.
                 anchor.addcmul_(anchor.new_tensor(rest).unsqueeze(-1), server["model"])
             got["anchor"] = anchor
         return got
@@ -79,9 +78,9 @@ class FedAvg(Algorithm):
 
 @dataclass(frozen=True, kw_only=True)
 class FedProx(Algorithm):
-    """w ← w − γ (∇fᵢ(w) + α (w − w̄)): clients are held near the global model.
+    """w ← w − γ (∇fᵢ(w) + α (w − w̄)), the gradient step on fᵢ(w) + α/2 ‖w − w̄‖².
 
-    alpha  α ≥ 0; 0 is FedAvg
+    alpha  α ≥ 0, coefficient of the proximal term; 0 is FedAvg
     """
 
     neutral = {"alpha": 0.0}  # noqa: RUF012 - a constant
@@ -100,7 +99,7 @@ class FedProx(Algorithm):
 
 @dataclass(frozen=True, kw_only=True)
 class FedSGD(Algorithm):
-    """One gradient step a round on all of the client's data: w̄ ← w̄ − γ Σ pᵢ ∇fᵢ(w̄), whatever epochs and batches say."""
+    """w̄ ← w̄ − γ Σ pᵢ ∇fᵢ(w̄): one full-batch step per round. Epochs and batch size have no effect."""
 
     def work(self, local: Local) -> Local:
         return replace(local, epochs=1, steps=1, batch_size=None)
