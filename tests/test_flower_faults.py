@@ -1,4 +1,4 @@
-"""Nodes that fail, lie, or do not answer."""
+"""Nodes that fail, send what cannot be used, or do not answer."""
 
 import json
 from pathlib import Path
@@ -66,13 +66,13 @@ def test_a_bad_upload_costs_its_round_that_reply_and_nothing_else(
 
 
 def test_an_error_is_traced_to_its_node(tmp_path: Path) -> None:
-    """Through the message it replies to: what the reply says of its sender is not believed."""
+    """Through the message it replies to: the sender in the reply is not used."""
     calls = []
 
     def broken(context: Context) -> Any:
         calls.append(int(context.node_config["partition-id"]))
         if calls[-1] == 2 and len(calls) > 5:
-            raise OSError("disk on fire")
+            raise OSError("disk full")
         return data(context)
 
     grid = Direct(client_app(MODEL, broken), range(5))
@@ -85,11 +85,11 @@ def test_an_error_is_traced_to_its_node(tmp_path: Path) -> None:
     lead(grid, rounds=1, out=tmp_path / "run")
     refused = json.loads((tmp_path / "run" / "rounds.jsonl").read_text())["refused"]
     assert list(refused) == ["2"]
-    assert "disk on fire" in refused["2"]
+    assert "disk full" in refused["2"]
 
 
 def test_a_round_with_too_few_replies_is_repeated(tmp_path: Path) -> None:
-    """Three of five fail once, four are needed: the round is done again, and the result is the undisturbed one."""
+    """Three of five fail once, four are needed: the round is repeated, and the result is that of an undisturbed run."""
     grid = five()
     failed: set[int] = set()
 
@@ -110,7 +110,7 @@ def test_a_round_with_too_few_replies_is_repeated(tmp_path: Path) -> None:
 
 
 def test_a_round_that_never_succeeds_ends_the_run() -> None:
-    """After ten times, with what to do about it."""
+    """After ten attempts, with a message that says what to do."""
     grid = five()
     grid.faults |= {i: tampered(lambda w: w[:1]) for i in range(4)}
     with pytest.raises(RuntimeError, match="the same command continues"):
@@ -155,7 +155,7 @@ def test_a_node_that_introduces_itself_badly_is_left_out(tmp_path: Path, kind: s
 
 
 def test_a_late_node_with_the_data_of_another_is_refused() -> None:
-    """Two with the same data would weigh infinitely: the run must not fall over the late one."""
+    """Two with the same data would weigh infinitely: the run goes on without the late one."""
     grid = Direct(client_app(MODEL, lambda c: data(_at(c, int(c.node_config["partition-id"]) % 5))), range(5))
     strategy = Strategy(KIN, LOCAL, min_nodes=5)
 

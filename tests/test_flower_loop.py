@@ -137,14 +137,14 @@ def test_what_a_loop_cannot_give_is_refused() -> None:
 
 def test_parameters_that_the_loss_does_not_reach_are_pulled_too() -> None:
     """Their gradient is zero, not missing; parameters that are not trained stay without one."""
-    net = nn.ModuleDict({"used": nn.Linear(64, 5), "unused": nn.Linear(64, 5)})
-    net["used"].bias.requires_grad_(False)
+    used, unused = nn.Linear(64, 5), nn.Linear(64, 5)
+    net = nn.ModuleList([used, unused])
+    used.bias.requires_grad_(False)
     work = Work(message(FedProx(alpha=0.5))[0], net)
     with torch.no_grad():
-        net["unused"].weight += 1.0
+        unused.weight += 1.0
     with work.gradient_point():
-        net["used"](torch.ones(1, 64)).sum().backward()
-    grad = net["unused"].weight.grad
-    assert grad is not None
-    np.testing.assert_allclose(grad, 0.5, atol=1e-6)
-    assert net["used"].bias.grad is None
+        used(torch.ones(1, 64)).sum().backward()
+    assert unused.weight.grad is not None
+    np.testing.assert_allclose(unused.weight.grad, 0.5, atol=1e-6)
+    assert used.bias.grad is None

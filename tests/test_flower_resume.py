@@ -19,10 +19,10 @@ from flower_nodes import APP, FEDERATION, KIN, LOCAL, MODEL, Dies, five, lead
 
 @pytest.mark.parametrize("damage", [False, True], ids=["sound", "newest checkpoint damaged"])
 def test_a_run_that_died_continues_from_its_last_complete_round(tmp_path: Path, damage: bool) -> None:
-    """All that matters is in the folder: w̄, last models, roster and messages; nobody is asked who it is again."""
+    """All that matters is in the folder: w̄, last models, roster and messages; no node is asked for its name again."""
     evaluate = measured(MODEL, FEDERATION, LOCAL.l2)
 
-    def mortal(round: int, arrays: ArrayRecord) -> Any:
+    def dying(round: int, arrays: ArrayRecord) -> Any:
         if round == 3:
             raise Dies
         return evaluate(round, arrays)
@@ -31,7 +31,7 @@ def test_a_run_that_died_continues_from_its_last_complete_round(tmp_path: Path, 
         return Strategy(FedKin(step_size=0.05, beta=0.5, absent="last"), LOCAL, min_nodes=5, out=tmp_path / folder)
 
     with pytest.raises(Dies):
-        strategy("a").start(five(), initial_arrays(MODEL), 5, 0.2, evaluate_fn=mortal)
+        strategy("a").start(five(), initial_arrays(MODEL), 5, 0.2, evaluate_fn=dying)
     if damage:
         newest = sorted((tmp_path / "a").glob("checkpoint-*"))[-1]
         newest.write_bytes(newest.read_bytes()[:-9])
@@ -46,12 +46,12 @@ def test_a_run_that_died_continues_from_its_last_complete_round(tmp_path: Path, 
 
 
 def test_a_run_that_continues_waits_for_its_nodes(tmp_path: Path) -> None:
-    """Where the SuperLink died too, nodes come back one by one: the next round is not done by the first of them."""
+    """Where the SuperLink was restarted too, nodes reconnect one by one: the next round waits for them."""
 
     def strategy(folder: str) -> Strategy:
         return Strategy(KIN, LOCAL, min_nodes=5, out=tmp_path / folder)
 
-    def mortal(round: int, arrays: ArrayRecord) -> None:
+    def dying(round: int, arrays: ArrayRecord) -> None:
         if round == 3:
             raise Dies
 
@@ -62,13 +62,41 @@ def test_a_run_that_continues_waits_for_its_nodes(tmp_path: Path) -> None:
             return super().get_nodes()
 
     with pytest.raises(Dies):
-        strategy("a").start(five(), initial_arrays(MODEL), 4, 5.0, evaluate_fn=mortal)
+        strategy("a").start(five(), initial_arrays(MODEL), 4, 5.0, evaluate_fn=dying)
     slow = Slow(APP, range(2))
     strategy("a").start(slow, initial_arrays(MODEL), 4, 5.0)
     lead(five(), rounds=4, strategy=strategy("b"))
     (one, _), (other, _) = (read_tensors(tmp_path / folder / "model.safetensors") or ({}, {}) for folder in "ab")
     assert torch.equal(one["model"], other["model"])
     assert [record["replies"] for record in RunFolder(tmp_path / "a").records()] == [5, 5, 5, 5]
+
+
+def test_clients_that_joined_late_are_there_after_a_resume(tmp_path: Path) -> None:
+    """The fifth joins after the first round. Its number, its message and the rows kept for it are in the checkpoint."""
+
+    def strategy(folder: str) -> Strategy:
+        return Strategy(FedKin(step_size=0.05, beta=0.5, absent="last"), LOCAL, min_nodes=4, out=tmp_path / folder)
+
+    def joining(grid: Direct, dies: int = -1) -> Any:
+        def evaluate(round: int, arrays: ArrayRecord) -> None:
+            if round == 1:
+                grid.join(3)
+            if round == dies:
+                raise Dies
+
+        return evaluate
+
+    interrupted, whole = Direct(APP, [0, 1, 2, 4]), Direct(APP, [0, 1, 2, 4])
+    with pytest.raises(Dies):
+        strategy("a").start(interrupted, initial_arrays(MODEL), 5, 5.0, evaluate_fn=joining(interrupted, dies=4))
+    again, expected = strategy("a"), strategy("b")
+    again.start(interrupted, initial_arrays(MODEL), 5, 5.0)
+    expected.start(whole, initial_arrays(MODEL), 5, 5.0, evaluate_fn=joining(whole))
+    assert again.nodes.roster.names == expected.nodes.roster.names == ("0", "1", "2", "4", "3")
+    rows, others = (s._state.server["models"] for s in (again, expected))
+    assert rows.owners.tolist() == [0, 1, 2, 3, 4]
+    assert torch.equal(rows.values, others.values)
+    assert torch.equal(rows.default, others.default)
 
 
 def test_a_finished_run_is_kept_and_another_is_not_overwritten(tmp_path: Path) -> None:

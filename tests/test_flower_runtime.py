@@ -3,15 +3,20 @@
 In a file of their own, so that they can run beside those of the deployment.
 """
 
+import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import pytest
 
+from fedkin.experiments.records import read_tensors
 from flower_runs import ALGORITHMS, APP, LIMIT, settings, undisturbed, until
 from loopback.federation import OFFLINE, Loopback
+from loops import CASES, CLIENTS, simulation
 
 
 def test_strangers_and_plain_text_are_refused(tmp_path: Path) -> None:
@@ -47,6 +52,40 @@ def test_the_simulation_gives_the_rounds_of_the_engine(tmp_path: Path) -> None:
             expected = undisturbed(name, 20, 3)
             np.testing.assert_allclose([r["test_loss"] for r in records], expected.test_loss, atol=1e-5, rtol=0)
             assert all(r["replies"] == 20 for r in records)
+
+
+@pytest.fixture(scope="module")
+def simulated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loopback]:
+    """Twenty nodes in Flower's simulation runtime, which can import the modules of the tests."""
+    federation = Loopback(tmp_path_factory.mktemp("twenty"), nodes=CLIENTS, simulation=True)
+    paths = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+    federation.environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    with federation as deployment:
+        yield deployment
+
+
+@pytest.mark.parametrize("take_part", [None, 5])
+def test_algorithms_of_the_users_own_in_the_simulation(
+    simulated: Loopback, tmp_path: Path, take_part: int | None
+) -> None:
+    """SCAFFOLD, Ditto and IFCA one after the other, to 1e-6 of the loops in float64, models and clients' memory."""
+    app = Path(__file__).parent / "flower_app"
+    run = simulated.run(app, {"take-part": take_part or CLIENTS, "rounds": 3, "out": tmp_path})
+    for members, loop in CASES:
+        out = tmp_path / type(members[0]).__name__
+        records = list(simulated.records(run, out, LIMIT))
+        assert [record["replies"] for record in records] == [take_part or CLIENTS] * 3
+        oracle = loop(simulation(members[0], take_part=take_part))
+        sampled = sorted({client for t in range(3) for client in oracle.clients(t)[0]})
+        expected = oracle.rounds(3)
+        saved = read_tensors(out / "model.safetensors")
+        assert saved is not None
+        off = np.linalg.norm(saved[0]["model"].double().numpy() - expected["model"])
+        assert off < 1e-6 * np.linalg.norm(expected["model"])
+        until((out / "square.json").exists, "the end of the run")
+        squares = [(value[sampled] ** 2).sum() / CLIENTS for name, value in expected.items() if "memory" in name]
+        if squares:  # IFCA's choice is not in the loop's result
+            assert json.loads((out / "square.json").read_text()) == pytest.approx(sum(squares), rel=1e-6)
 
 
 def test_nothing_is_sent_home() -> None:

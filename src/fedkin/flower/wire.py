@@ -157,17 +157,18 @@ def known_algorithm(name: str) -> type[Algorithm]:
     """
     if name in ALGORITHMS:
         return algorithm_named(name)
-    imported = {f"{kind.__module__}:{kind.__qualname__}": kind for kind in _subclasses(Algorithm)}
+    imported = {f"{kind.__module__}:{kind.__qualname__}": kind for kind in _classes(Algorithm)}
     if name not in imported:
         close = nearest(name, {*ALGORITHMS, *imported})
         raise BadInput(f"this node knows no algorithm '{name}'{close}: import it in the client app")
     return imported[name]
 
 
-def _subclasses(root: type[Algorithm]) -> Iterator[type[Algorithm]]:
+def _classes(root: type[Algorithm]) -> Iterator[type[Algorithm]]:
+    """A class and all that are derived from it."""
+    yield root
     for kind in root.__subclasses__():
-        yield kind
-        yield from _subclasses(kind)
+        yield from _classes(kind)
 
 
 # -- checks ------------------------------------------------------------------------------------------------------------
