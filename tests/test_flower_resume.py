@@ -1,6 +1,7 @@
 """Runs that are interrupted and continued."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -8,11 +9,13 @@ import pytest
 import torch
 from flwr.app import ArrayRecord, MessageType
 from flwr.proto.node_pb2 import NodeInfo
+from torch import Tensor
 
 from fedkin import FedKin
 from fedkin.errors import BadInput
 from fedkin.experiments.records import RunFolder, read_tensors
 from fedkin.flower import Strategy, initial_arrays, measured
+from fedkin.types import Tensors
 from flower_grid import Direct
 from flower_nodes import APP, FEDERATION, KIN, LOCAL, MODEL, Dies, five, lead
 
@@ -97,6 +100,19 @@ def test_clients_that_joined_late_are_there_after_a_resume(tmp_path: Path) -> No
     assert rows.owners.tolist() == [0, 1, 2, 3, 4]
     assert torch.equal(rows.values, others.values)
     assert torch.equal(rows.default, others.default)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Personal(FedKin):
+    """The server keeps rows that begin as the first model, and so does the clients' memory."""
+
+    def remember(self, model: Tensor) -> Tensors:
+        return {"own": model}
+
+
+def test_a_state_that_holds_the_first_model_twice_can_be_saved(tmp_path: Path) -> None:
+    lead(five(), Personal(step_size=0.05, absent="last"), out=tmp_path / "run", take_part=3)
+    assert (RunFolder(tmp_path / "run").summary() or {})["rounds"] == 3
 
 
 def test_a_finished_run_is_kept_and_another_is_not_overwritten(tmp_path: Path) -> None:

@@ -19,11 +19,14 @@ from pathlib import Path
 
 COMMANDS = ("flower-superexec", "flwr-clientapp", "flwr-serverapp")
 
-# Waits until the process is ready: the SuperLink is started at the same time.
+# Waits until the process is ready, as the SuperLink is started at the same time; ends with the federation, whose folder
+# is then removed.
 REPLACEMENT = """#!/bin/sh
 exec "{python}" -IS -c '
 import json, os, socket, sys, time
 while not os.path.exists("{address}"):
+    if not os.path.isdir("{folder}"):
+        sys.exit("the federation has ended")
     time.sleep(0.05)
 with socket.socket(socket.AF_UNIX) as s:
     s.connect("{address}")
@@ -37,7 +40,7 @@ def commands(folder: Path) -> Path:
     places = folder / "bin"
     places.mkdir()
     for name in COMMANDS:
-        text = REPLACEMENT.format(python=sys.executable, address=folder / "socket", name=name)
+        text = REPLACEMENT.format(python=sys.executable, folder=folder, address=folder / "socket", name=name)
         (places / name).write_text(text, encoding="utf-8")
         (places / name).chmod(0o700)
     return places

@@ -299,7 +299,8 @@ class Strategy(flwr.serverapp.strategy.Strategy):
         stacked = {name: torch.stack([reply[name] for reply in replies]) for name in self._asked.expected or {}}
         server = algorithm.combine(self._state.server, stacked, round)
         self.nodes.roster = self.nodes.roster.counting(round.who, round.number)
-        first = {FIRST: self._first} if algorithm.remember(self._first) else {}
+        # A copy, as the server's state may hold the same tensor, which a checkpoint file cannot.
+        first = {FIRST: self._first.clone()} if algorithm.remember(self._first) else {}
         return State(server, {**self.nodes.roster.tensors(), **first}, round.number + 1)
 
     def configure_evaluate(
