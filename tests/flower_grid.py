@@ -1,6 +1,9 @@
 """A Flower grid whose nodes run in this process, with faults on demand."""
 
+import json
 from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 from flwr.app import Context, Error, Message, RecordDict
@@ -88,3 +91,8 @@ class Direct(Grid):
         self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
     ) -> Message:
         return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
+
+
+def recorded(folder: Path) -> list[Any]:
+    """The rounds on record in the folder of a run."""
+    return [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]

@@ -11,10 +11,9 @@ from flwr.app import Array, ArrayRecord, Error, Message, MessageType
 from flwr.clientapp import ClientApp
 
 from fedkin.algorithms import Algorithm
-from fedkin.experiments.records import RunFolder
 from fedkin.flower import Strategy, initial_arrays, introduce
 from fedkin.flower.wire import FIRST, LOSSES, VECTORS
-from flower_grid import Direct
+from flower_grid import Direct, recorded
 from flower_nodes import Dies
 from flower_oracles import app_of, state_of, strategy_of
 from loops import CASES, CLIENTS, Loop, assert_loop, played, simulation
@@ -55,14 +54,17 @@ def test_resume(members: list[Algorithm], loop: Any, take_part: int | None, dama
 
     with pytest.raises(Dies):
         lead(strategy_of(run, out=tmp_path / "run"), grid, 4, evaluate_fn=dying)
-    assert RunFolder(tmp_path / "run").sound_rounds() == {1, 2}
+    assert sorted(path.stem for path in (tmp_path / "run").glob("checkpoint-*")) == [
+        "checkpoint-000001",
+        "checkpoint-000002",
+    ]
     if damage:
         newest = max((tmp_path / "run").glob("checkpoint-*"))
         newest.write_bytes(newest.read_bytes()[:-9])
     strategy = strategy_of(run, out=tmp_path / "run")
     lead(strategy, grid, 4)
     assert_loop(state_of(strategy, grid), loop(run).rounds(4))
-    assert not any("memory_lost" in record for record in RunFolder(tmp_path / "run").records())
+    assert not any("memory_lost" in record for record in recorded(tmp_path / "run"))
 
 
 @pytest.mark.parametrize(("members", "loop"), CASES, ids=NAMES)
@@ -117,7 +119,7 @@ def test_a_node_that_lost_its_memory_begins_anew_and_is_recorded(tmp_path: Path)
             grid.join(2, node=77)
 
     lead(strategy_of(simulation(Scaffold(step_size=0.2)), out=tmp_path / "run"), grid, evaluate_fn=restart)
-    done = RunFolder(tmp_path / "run").records()
+    done = recorded(tmp_path / "run")
     assert [record.get("memory_lost") for record in done] == [None, ["2"], None]
 
 
@@ -155,7 +157,7 @@ def test_a_reply_of_another_width_is_refused(tmp_path: Path) -> None:
 
     grid.faults[3] = wide
     lead(strategy_of(simulation(IFCA(step_size=0.2)), out=tmp_path / "run"), grid, 1)
-    (record,) = RunFolder(tmp_path / "run").records()
+    (record,) = recorded(tmp_path / "run")
     assert record["refused"] == {"3": "choice has shape (123,) instead of (2,)"}
 
 

@@ -17,12 +17,8 @@ from fedkin.errors import BadInput
 from fedkin.experiments.tensor_files import read_tensors
 from fedkin.flower import Strategy, initial_arrays, measured
 from fedkin.types import Tensors
-from flower_grid import Direct
+from flower_grid import Direct, recorded
 from flower_nodes import APP, FEDERATION, KIN, LOCAL, MODEL, Dies, five, lead
-
-
-def recorded(folder: Path) -> list[Any]:
-    return [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
 
 
 @pytest.mark.parametrize("damage", [False, True], ids=["sound", "newest checkpoint damaged"])
