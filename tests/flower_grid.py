@@ -1,6 +1,9 @@
-"""Nodes in this process: a Flower grid for the tests, with faults on demand."""
+"""A Flower grid whose nodes run in this process, with faults on demand."""
 
+import json
 from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 from flwr.app import Context, Error, Message, RecordDict
@@ -17,7 +20,7 @@ class Direct(Grid):
     """Every node runs the same app. `faults` maps a partition to what happens to its replies.
 
     nodes      node id → context; ids are random to Flower, here 1000 + partition to begin with
-    heartbeat  node id → when its last sign of life runs out; left out: none is known
+    heartbeat  node id → until when its last heartbeat is valid; without an entry none is known
     """
 
     def __init__(self, app: ClientApp, partitions: Iterable[int], seen: int = 5) -> None:
@@ -42,18 +45,15 @@ class Direct(Grid):
         del self.nodes[node]
 
     def get_node_ids(self) -> Iterable[int]:
-        """Who is connected."""
         return list(self.nodes)
 
     def get_nodes(self) -> Iterable[NodeInfo]:
-        """Who is connected, with a made-up key."""
         return [
             NodeInfo(node_id=i, online_until=self.heartbeat.get(i, 0.0), public_key=f"key of {i}".encode())
             for i in self.nodes
         ]
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Run the app for each message at once."""
         ids = []
         for message in messages:
             message.metadata.__dict__["_message_id"] = str(uuid4())
@@ -75,23 +75,24 @@ class Direct(Grid):
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """What is there."""
         return [self._replies.pop(i) for i in list(message_ids) if i in self._replies]
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        """Both."""
         return self.pull_messages(self.push_messages(messages))
 
     def set_run(self, run: Run) -> None:
-        """Not needed."""
+        pass
 
     @property
     def run(self) -> Run:
-        """The strategy must do without: a test that gets here has found a new need."""
         raise AssertionError("the strategy asked for the run")
 
     def create_message(
         self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
     ) -> Message:
-        """As Flower does."""
         return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
+
+
+def recorded(folder: Path) -> list[Any]:
+    """The rounds on record in the folder of a run."""
+    return [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]

@@ -1,4 +1,4 @@
-"""What the tests of real Flower processes share."""
+"""Settings and helpers for the tests with real Flower processes."""
 
 import time
 from collections.abc import Callable
@@ -19,7 +19,7 @@ TEST_SAMPLES = 359
 
 
 def undisturbed(name: str, nodes: int, rounds: int) -> fedkin.Result:
-    """The in-process engine's run of what the example app does."""
+    """The run of the example app in the in-process engine."""
     federation: Federation = fedkin.federate(
         fedkin.load("digits"), clients=nodes, class_imbalance=10.0, size_imbalance=1.0, seed=0
     )
@@ -28,12 +28,12 @@ def undisturbed(name: str, nodes: int, rounds: int) -> fedkin.Result:
 
 
 def settings(name: str, nodes: int, rounds: int, out: Path, **more: Any) -> dict[str, Any]:
-    """The same as the app's settings."""
+    """The settings of the app."""
     return {"algorithms": name, "nodes": nodes, "rounds": rounds, "epochs": 2, "out": out, **more}
 
 
 def until(true: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
-    """Wait for something."""
+    """Wait until a condition holds."""
     deadline = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < deadline, f"{what} did not happen in {seconds:g} s"

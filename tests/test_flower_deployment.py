@@ -1,6 +1,6 @@
 """A SuperLink and five SuperNodes on loopback: parity with the engine, a killed node, a killed server app.
 
-Apps are started warm (see `flower_warm`), ports are chosen free, and every process is ended by its own id.
+Apps are started by fork (see `loopback.warm`), on free ports, and every process is ended by its own id.
 """
 
 import json
@@ -28,7 +28,7 @@ def five(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loopback]:
 
 
 def received(deployment: Loopback, node: str) -> int:
-    """How many rounds' messages a node has received whole."""
+    """The number of rounds whose messages a node has received completely."""
     log = deployment.log(node, 100_000)
     return sum("Received successfully" in part for part in log.split("Receiving: train message")[1:])
 
@@ -45,7 +45,7 @@ def test_five_nodes_give_the_rounds_of_the_engine(five: Loopback, tmp_path: Path
 
 
 def test_a_node_killed_in_the_middle_of_a_round_costs_that_reply(five: Loopback, tmp_path: Path) -> None:
-    """The others go on; started again it has its place back, and no more is lost than the rounds it was away.
+    """The others go on; restarted it keeps its number, and only the rounds in which it was away are lost.
 
     How many those are depends on how long it takes to start, which on a busy machine is more than one round.
     """
@@ -69,7 +69,7 @@ def test_a_node_killed_in_the_middle_of_a_round_costs_that_reply(five: Loopback,
 
 
 def test_a_server_app_that_is_killed_continues_with_the_same_command(five: Loopback, tmp_path: Path) -> None:
-    """From the last complete round, to the very result of the undisturbed run."""
+    """From the last complete round, to the result of the undisturbed run."""
     out, config = tmp_path / "fedkin", settings("fedkin", 5, 3, tmp_path)
     before = [received(five, f"node-{i}") for i in range(5)]
     run = five.run(APP, config)

@@ -1,4 +1,4 @@
-"""Moving an ordinary Flower app to FedKin: how little changes, and that it runs."""
+"""Migrating an ordinary Flower app to FedKin: the size of the change, and that both versions run."""
 
 import difflib
 import importlib
@@ -45,7 +45,7 @@ def app(side: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, ModuleType]:
 
 @pytest.mark.parametrize("side", ["before", "after"])
 def test_both_run(side: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """Three rounds with four nodes: well above chance."""
+    """Eight rounds with four nodes: well above chance."""
     modules = app(side, monkeypatch)
     grid = Direct(modules["client_app"].app, range(4))
     config: dict[str, Any] = {"num-server-rounds": 8, "local-epochs": 2, "lr": 0.05}

@@ -1,4 +1,4 @@
-"""What Flower costs: seconds a round beside the in-process engine, bytes a round, and u in half precision.
+"""What Flower costs: seconds a round compared with the in-process engine, and the effect of u in half precision.
 
 python examples/flower/measure.py            # prints the tables of docs/flower.md
 """
@@ -24,12 +24,11 @@ GAMMA = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class HalfKin(FedKin):
-    """FedKin whose u travels in half precision, by the functions that the Flower app uses."""
+    """FedKin with u in half precision, as the Flower app sends it."""
 
-    def send(self, server, graph, who):
-        """Pack and unpack each client's vectors."""
-        got = super().send(server, graph, who)
-        rows = [unpack(pack({name: value[i] for name, value in got.items()}, half=True)) for i in range(len(who))]
+    def send(self, server, round):
+        got = super().send(server, round)
+        rows = [unpack(pack({name: value[i] for name, value in got.items()}, half=True)) for i in range(len(round))]
         return {name: torch.stack([row[name] for row in rows]) for name in got}
 
 
@@ -39,7 +38,7 @@ def federation(nodes, seed=0):
 
 
 def on_flower(nodes, rounds, **kind):
-    """Seconds of each round but the first, in which the messages are asked for, and bytes a node and round."""
+    """Seconds of each round except the first, in which the messages are sent."""
     with tempfile.TemporaryDirectory(prefix="fedkin-") as scratch, Loopback(Path(scratch), nodes=nodes, **kind) as link:
         if not kind.get("simulation"):
             for partition in range(nodes):

@@ -1,4 +1,4 @@
-"""Start a federation on loopback, run an app on it, show the result, stop everything."""
+"""Start a federation on loopback, run an app on it, show the result, stop all processes."""
 
 import argparse
 import contextlib
@@ -11,27 +11,27 @@ from pathlib import Path
 
 from rich.console import Console
 
-from fedkin import cli
 from fedkin.errors import BadInput
 from fedkin.experiments import progress
+from fedkin.output import console
 from fedkin.reports.report import table
 from fedkin.reports.runs import collect
 from loopback.federation import Loopback
 
 
 def main() -> None:
-    """The command: start a federation, run an app on it, show what came out, stop everything."""
+    """The command line."""
     parser = argparse.ArgumentParser(prog="python -m loopback", description=__doc__)
     parser.add_argument("app", type=Path, help="the folder of a Flower app that takes `nodes`, `rounds` and `out`")
     parser.add_argument("--nodes", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--algorithms", default="fedavg fedprox fedkin")
-    parser.add_argument("--out", type=Path, default=Path("results/flower"), help="where results are put")
+    parser.add_argument("--out", type=Path, default=Path("results/flower"), help="folder for the results")
     parser.add_argument("--secure", action="store_true", help="TLS, and only nodes whose keys are registered")
-    parser.add_argument("--cold", action="store_true", help="start apps from scratch, as on machines of their own")
-    parser.add_argument("--fresh", action="store_true", help="do runs again that are already there")
+    parser.add_argument("--cold", action="store_true", help="start apps as new processes, as on separate machines")
+    parser.add_argument("--fresh", action="store_true", help="repeat runs that have finished")
     given = parser.parse_args()
-    # Ended from outside, it still ends what it has started.
+    # On SIGTERM, end the processes that were started.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         _show(given)
@@ -44,13 +44,13 @@ def main() -> None:
 
 
 def _show(given: argparse.Namespace) -> None:
-    """What the command does, told as it goes."""
+    """Run, with progress on the screen."""
     out: Path = given.out.absolute()
     names = given.algorithms.split()
     if given.fresh:
         for name in names:
             shutil.rmtree(out / name, ignore_errors=True)
-    screen = cli.console()
+    screen = console()
     with tempfile.TemporaryDirectory(prefix="fedkin-") as scratch, contextlib.ExitStack() as stack:
         screen.print(f"starting a SuperLink and {given.nodes} SuperNodes on loopback …")
         federation = Loopback(Path(scratch), secure=given.secure, warm=not given.cold, nodes=given.nodes)
@@ -71,7 +71,7 @@ def _show(given: argparse.Namespace) -> None:
                 listener.round(name, record)
             listener.end(name, json.loads((out / name / "summary.json").read_text(encoding="utf-8")), kept)
     screen.print(table([run for run in collect(out) if run.name in names]).rich())
-    screen.print(f"Everything is stopped. Results are in {given.out}.", soft_wrap=True)
+    screen.print(f"All processes are stopped. Results are in {given.out}.", soft_wrap=True)
 
 
 if __name__ == "__main__":

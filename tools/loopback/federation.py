@@ -1,4 +1,4 @@
-"""A whole Flower federation on this machine: a SuperLink and SuperNodes on loopback, started and stopped together.
+"""A complete Flower federation on this machine: a SuperLink and SuperNodes on loopback, started and stopped together.
 
     python -m loopback examples/flower/digits --nodes 5
 
@@ -39,7 +39,7 @@ QUICK = {
     "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.3",  # seconds until an app is started; Flower's default is 1
     "OMP_NUM_THREADS": "1",  # all nodes share this machine's cores
 }
-PATIENCE = 60.0  # seconds until a part of the federation must be up
+START_TIMEOUT = 60.0  # seconds until the SuperLink must answer
 
 
 class Loopback:
@@ -48,8 +48,8 @@ class Loopback:
     folder      logs, keys, Flower's settings and the SuperLink's database
     nodes       how many SuperNodes there will be, or are simulated
     secure      TLS, and only nodes whose keys are registered
-    simulation  no nodes of its own: the SuperLink simulates them
-    warm        start apps by fork instead of from scratch for every message: see `loopback.warm`
+    simulation  no SuperNodes: the SuperLink simulates them
+    warm        start apps by fork instead of as new processes: see `loopback.warm`
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Loopback:
     ) -> None:
         self.folder, self.nodes = folder.absolute(), nodes
         self.secure, self.simulation, self.warm = secure, simulation, warm
-        self.aside = Path(tempfile.mkdtemp(prefix="fedkin-"))  # a short path: that of a socket must be
+        self.aside = Path(tempfile.mkdtemp(prefix="fedkin-"))  # a short path, as the path of a socket has to be
         self.port = free_port()
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.environment = {
@@ -71,7 +71,7 @@ class Loopback:
 
     @property
     def keys(self) -> Path:
-        """Where certificates and node keys lie."""
+        """The folder of certificates and node keys."""
         return self.folder / "keys"
 
     def __enter__(self) -> Self:
@@ -98,7 +98,7 @@ class Loopback:
     # -- processes -----------------------------------------------------------------------------------------------------
 
     def start_link(self) -> None:
-        """Start the SuperLink, and wait until it answers. Its database outlives it."""
+        """Start the SuperLink, and wait until it answers. Its database is kept when it is stopped."""
         command = ["flower-superlink", "--host", "127.0.0.1", "--port", str(self.port)]
         command += ["--database", str(self.folder / "superlink.db")]
         if self.secure:
@@ -110,7 +110,7 @@ class Loopback:
         self.start("superlink", [*command, *(["--simulation"] if self.simulation else [])])
         verify: Any = str(self.keys / "ca.pem") if self.secure else True
         address = f"{'https' if self.secure else 'http'}://127.0.0.1:{self.port}/health"
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + START_TIMEOUT
         with httpx.Client(verify=_verifier(verify), timeout=2) as client:
             while True:
                 with contextlib.suppress(httpx.HTTPError):
@@ -140,7 +140,7 @@ class Loopback:
             )  # fmt: skip
 
     def stop(self, name: str, how: int = signal.SIGTERM) -> None:
-        """End a process by its id. What it has started watches it, and ends as well."""
+        """End a process by its id. The processes it has started end with it."""
         process = self.processes.pop(name)
         if process.poll() is None:
             process.send_signal(how)
@@ -151,10 +151,10 @@ class Loopback:
                 process.wait()
 
     def stop_all(self) -> None:
-        """End everything, the nodes first; all are told before any is waited for.
+        """End all processes, the nodes first. All are signalled before any is waited for.
 
-        Flower's app processes watch their parent and end after it, unless nobody collects a parent that has died: then
-        they wait for a ghost. So whoever is left of what was started here is ended as well.
+        Flower's app processes end after their parent, unless the parent remains as a zombie. So the remaining
+        descendants are ended as well.
         """
         below = descendants([process.pid for process in self.processes.values()])
         for process in self.processes.values():
@@ -170,7 +170,7 @@ class Loopback:
     # -- Flower's commands ---------------------------------------------------------------------------------------------
 
     def flwr(self, *words: str) -> dict[str, Any]:
-        """A `flwr` command that answers in JSON."""
+        """Run a `flwr` command; its output in JSON."""
         command = ["flwr", *words, "--format", "json"]
         done = subprocess.run(
             command, cwd=self.folder, env=self.environment, capture_output=True, text=True, check=False
@@ -182,7 +182,7 @@ class Loopback:
         raise RuntimeError(f"{shlex.join(command)} failed:\n{done.stdout}{done.stderr}")
 
     def register(self, partition: int) -> None:
-        """Tell the SuperLink the public key of a node."""
+        """Register the public key of a node with the SuperLink."""
         self.flwr("supernode", "register", str(self.keys / f"node-{partition}.pub"), "loopback")
 
     def run(self, app: Path, config: Config) -> str:
@@ -193,7 +193,7 @@ class Loopback:
         return str(self.flwr(*words)["run-id"])
 
     def status(self, run: str) -> str:
-        """Where a run stands: pending, starting, running, finished:completed, …"""
+        """The status of a run: pending, starting, running, finished:completed, …"""
         return str(self.flwr("list", "loopback", "--run-id", run)["runs"][0]["status"])
 
     def log(self, name: str, last: int = 30) -> str:
@@ -211,7 +211,7 @@ class Loopback:
         """
         seen, asked, moved = 0, time.monotonic(), time.monotonic()
         while True:
-            ended = (out / "summary.json").exists()  # looked for first: the last round is on record by then
+            ended = (out / "summary.json").exists()  # checked first: the last round is recorded by then
             lines = (out / "rounds.jsonl").read_text().split("\n")[:-1] if (out / "rounds.jsonl").exists() else []
             now = time.monotonic()
             for line in lines[seen:]:
@@ -222,7 +222,7 @@ class Loopback:
                 return
             if now - moved > timeout:
                 raise RuntimeError(f"round {seen + 1} is not done after {timeout:g} s:\n{self.log('superlink')}")
-            # Asking costs two seconds of a core.
+            # The status takes two seconds of a core.
             if now - asked > 30:
                 asked = now
                 if (status := self.status(run)).startswith("finished") and not (out / "summary.json").exists():
@@ -231,7 +231,7 @@ class Loopback:
 
 
 def descendants(pids: Sequence[int]) -> list[int]:
-    """The ids of all processes that these have started, and those in turn."""
+    """The ids of all direct and indirect child processes."""
     table = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
     parents = {int(pid): int(parent) for pid, parent in (line.split() for line in table.splitlines())}
     found = set(pids)
@@ -241,7 +241,7 @@ def descendants(pids: Sequence[int]) -> list[int]:
 
 
 def free_port() -> int:
-    """A port of loopback that nobody uses."""
+    """A free port of loopback."""
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         return int(s.getsockname()[1])

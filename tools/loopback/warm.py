@@ -1,9 +1,9 @@
-"""Start Flower's app processes by fork from one that has everything imported already.
+"""Start Flower's app processes by fork from a process that has imported all modules already.
 
-Flower starts a new Python process for every message a node receives, and three seconds of a core pass before PyTorch is
-imported. On machines of their own the nodes do not mind; when five share two cores, a round takes ten seconds and more.
-`commands(folder)` writes stand-ins for Flower's commands: first on the PATH, they hand their arguments to the process
-that `serve` runs, which forks and then is the command. What is run is Flower's own code.
+Flower starts a new Python process for every message a node receives, and importing PyTorch takes three seconds of a
+core. That does not matter on separate machines; when five nodes share two cores, a round takes more than ten seconds.
+`commands(folder)` writes replacements for Flower's commands. They come first on the PATH and send their arguments to
+the process that `serve` runs, which forks and runs the command. The code that runs is Flower's own.
 """
 
 import json
@@ -19,11 +19,14 @@ from pathlib import Path
 
 COMMANDS = ("flower-superexec", "flwr-clientapp", "flwr-serverapp")
 
-# Waits for the process to be ready: the SuperLink is started at the same time.
-STAND_IN = """#!/bin/sh
+# Waits until the process is ready, as the SuperLink is started at the same time; ends with the federation, whose folder
+# is then removed.
+REPLACEMENT = """#!/bin/sh
 exec "{python}" -IS -c '
 import json, os, socket, sys, time
 while not os.path.exists("{address}"):
+    if not os.path.isdir("{folder}"):
+        sys.exit("the federation has ended")
     time.sleep(0.05)
 with socket.socket(socket.AF_UNIX) as s:
     s.connect("{address}")
@@ -33,18 +36,18 @@ with socket.socket(socket.AF_UNIX) as s:
 
 
 def commands(folder: Path) -> Path:
-    """Write the stand-ins; the folder to put first on the PATH."""
+    """Write the replacements; the folder to put first on the PATH."""
     places = folder / "bin"
     places.mkdir()
     for name in COMMANDS:
-        text = STAND_IN.format(python=sys.executable, address=folder / "socket", name=name)
+        text = REPLACEMENT.format(python=sys.executable, folder=folder, address=folder / "socket", name=name)
         (places / name).write_text(text, encoding="utf-8")
         (places / name).chmod(0o700)
     return places
 
 
 def serve(folder: Path) -> None:
-    """Import everything, then become a command for every request. Ends what it has started when it is ended."""
+    """Import all modules, then fork a command for every request. Ends its child processes when it is ended."""
     found = {e.name: e for e in entry_points(group="console_scripts") if e.name in COMMANDS}
     loaded = {name: entry.load() for name, entry in found.items()}
     import fedkin.flower
@@ -65,7 +68,7 @@ def serve(folder: Path) -> None:
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(folder / "binding"))
         listener.listen(64)
-        (folder / "binding").rename(folder / "socket")  # there only once it listens
+        (folder / "binding").rename(folder / "socket")  # exists only once it listens
         while True:
             connection, _ = listener.accept()
             with connection:
@@ -82,7 +85,7 @@ def serve(folder: Path) -> None:
 
 
 def become(command: Callable[[], None], words: list[str]) -> None:
-    """Run a command as if it had been started, and end."""
+    """Run a command as a process of its own, and exit."""
     os.setsid()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -101,7 +104,7 @@ def become(command: Callable[[], None], words: list[str]) -> None:
 
 
 def started(folder: Path, command: str) -> list[int]:
-    """The ids of the processes that became a command, oldest first."""
+    """The ids of the processes that run or ran a command, oldest first."""
     file = folder / "started"
     lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
     return [int(pid) for pid, name in (line.split() for line in lines) if name == command]

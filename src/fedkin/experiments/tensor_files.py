@@ -16,7 +16,12 @@ from fedkin.types import Tensors
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
     """A safetensors file with a digest of its contents."""
-    plain = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
+    plain: Tensors = {}
+    for name, tensor in tensors.items():
+        flat = tensor.detach().cpu().contiguous()
+        # The format refuses tensors that share memory, as a first model and a memory that starts as it.
+        shared = any(flat.untyped_storage().data_ptr() == t.untyped_storage().data_ptr() for t in plain.values())
+        plain[name] = flat.clone() if shared else flat
     write_atomically(path, save(plain, {**metadata, "digest": _digest(plain, metadata)}))
 
 

@@ -2,10 +2,10 @@
 
     ca.pem                       the authority: nodes and users verify the SuperLink with it
     superlink.pem, superlink.key the SuperLink's certificate and private key
-    node-0, node-0.pub, …        a key pair a node; the SuperLink is told the public ones
+    node-0, node-0.pub, …        a key pair for each node; the public keys are registered with the SuperLink
 
-The authority's own key is thrown away: to add a machine's name, make a new set. For a federation of more than one
-owner, let every node make its own pair (`ssh-keygen -t ecdsa -b 384`) and send the public half.
+The authority's own key is not kept: to add the name of a machine, make a new set. In a federation of several owners,
+let every node make its own pair (`ssh-keygen -t ecdsa -b 384`) and send the public half.
 """
 
 import argparse
@@ -22,7 +22,7 @@ DAYS = 365
 
 
 def make(folder: Path, nodes: int, hosts: tuple[str, ...] = ("127.0.0.1", "localhost")) -> None:
-    """Write all of it into a folder that only its owner can read."""
+    """Write certificates and keys into a folder that only its owner can read."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     authority = ec.generate_private_key(ec.SECP384R1())
     issuer = _name("fedkin example authority")
@@ -85,10 +85,10 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def main() -> None:
-    """The command."""
+    """The command line."""
     parser = argparse.ArgumentParser(prog="python -m fedkin.flower.keys", description="Certificates and node keys.")
-    parser.add_argument("folder", type=Path, help="where to put them")
-    parser.add_argument("--nodes", type=int, default=5, help="how many key pairs")
+    parser.add_argument("folder", type=Path, help="folder for the files")
+    parser.add_argument("--nodes", type=int, default=5, help="number of key pairs")
     parser.add_argument("--host", action="append", help="a name or address of the SuperLink; repeatable")
     given = parser.parse_args()
     make(given.folder, given.nodes, tuple(given.host or ("127.0.0.1", "localhost")))

@@ -1,56 +1,58 @@
-"""Who is who in a Flower federation: every client keeps its place in the graph, whichever node speaks for it.
+"""The clients of a Flower federation: every client keeps its number, whichever node answers for it.
 
-Flower names a node by a random id that changes when the node is started again. A client's place is bound to a stable
-name instead (its partition, or its registered key), and the node that last introduced itself by it speaks for it.
+Flower identifies a node by a random id that changes when the node is restarted. A client's number is bound to a stable
+name instead (its partition, or its registered key), and the node that introduced itself last under that name answers
+for the client.
 """
 
 import json
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fedkin.errors import BadInput
-from fedkin.flower.wire import NODE, WORK, Refused, checked_message, payload
+from fedkin.flower.wire import LOSSES, NODE, ORDER, VECTORS, Refused, checked_loss, checked_message, pack, payload
 from fedkin.graph.similarity import SimilarityGraph
-from fedkin.types import Tensors
+from fedkin.types import Floats, Integers, Tensors
 
 log = logging.getLogger("flwr.fedkin")  # below Flower's own, so that `flwr log` shows it
-GRACE = 60.0  # seconds in which nodes come back after the SuperLink was started again
+GRACE = 60.0  # seconds in which nodes reconnect after the SuperLink was restarted
 
 
 @dataclass(frozen=True)
 class Introduction:
-    """What a node says of itself: its client's name, its number of samples, its message (empty if none was asked)."""
+    """What a node says of itself: its client's name, its number of samples, its message (empty if none is needed)."""
 
     name: str
     node: int
     samples: int
-    message: NDArray[np.float64]
+    message: Floats
 
 
 @dataclass(frozen=True, eq=False)
 class Roster:
-    """All clients that have ever introduced themselves, in the order of their places.
+    """All clients that have ever introduced themselves, in the order of their numbers.
 
     names     stable names, (C,)
-    nodes     Flower's id of the node that speaks for each client
+    nodes     Flower's id of the node that answers for each client
+    counted   the last round in which each client's reply was used, -1 if none was
     sizes     samples, (C,)
     messages  mᵢ, (C, D); (C, 0) where the graph needs none
     """
 
     names: tuple[str, ...] = ()
     nodes: tuple[int, ...] = ()
-    sizes: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    messages: NDArray[np.float64] | None = None
+    counted: tuple[int, ...] = ()
+    sizes: Integers = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    messages: Floats | None = None
 
     def __len__(self) -> int:
         return len(self.names)
@@ -61,27 +63,34 @@ class Roster:
         return None if self.messages is None else self.messages.shape[1]
 
     def joined(self, arrivals: Sequence[Introduction]) -> "Roster":
-        """The roster with those who introduced themselves.
+        """The roster with the clients that introduced themselves.
 
-        A known name keeps its place, with a new node and number of samples; its message stays, for the graph must not
-        change under a client that was merely started again. New names follow in natural order ("2" before "10"), so
-        that the order of arrival does not matter.
+        A known name keeps its number, with a new node and number of samples. Its message stays, as the graph must not
+        change because a node was restarted. New names follow in natural order ("2" before "10"), so that the order of
+        arrival does not matter.
         """
-        names, nodes, sizes = list(self.names), list(self.nodes), self.sizes.tolist()
+        names, nodes, counted, sizes = list(self.names), list(self.nodes), list(self.counted), self.sizes.tolist()
         rows = [] if self.messages is None else list(self.messages)
         for arrival in sorted(arrivals, key=lambda a: natural(a.name)):
             if arrival.name in names:
-                place = names.index(arrival.name)
-                nodes[place], sizes[place] = arrival.node, arrival.samples
+                client = names.index(arrival.name)
+                nodes[client], sizes[client] = arrival.node, arrival.samples
             else:
                 names.append(arrival.name)
                 nodes.append(arrival.node)
+                counted.append(-1)
                 sizes.append(arrival.samples)
                 rows.append(arrival.message)
-        return Roster(tuple(names), tuple(nodes), np.array(sizes, dtype=np.int64), np.stack(rows) if rows else None)
+        messages = np.stack(rows) if rows else None
+        return Roster(tuple(names), tuple(nodes), tuple(counted), np.array(sizes, dtype=np.int64), messages)
+
+    def counting(self, who: Integers, round: int) -> "Roster":
+        """The roster after a round in which the replies of these clients were used."""
+        used = set(who.tolist())
+        return replace(self, counted=tuple(round if i in used else last for i, last in enumerate(self.counted)))
 
     def graph(self, kind: str, floor: float) -> SimilarityGraph:
-        """Who is kin to whom, of all clients on the roster."""
+        """The similarity graph of all clients on the roster."""
         match kind:
             case "similarity":
                 return SimilarityGraph.from_messages(self.messages if self.messages is not None else [], floor)
@@ -91,17 +100,19 @@ class Roster:
                 return SimilarityGraph.edgeless(len(self))
 
     def tensors(self) -> Tensors:
-        """All of it as tensors, to be saved with the rest of the server's state in one file."""
-        text = json.dumps({"names": self.names, "nodes": self.nodes, "sizes": self.sizes.tolist()})
+        """Everything as tensors, to be saved in one file with the server's state."""
+        plain = {"names": self.names, "nodes": self.nodes, "counted": self.counted, "sizes": self.sizes.tolist()}
         messages = np.zeros((0, 0)) if self.messages is None else self.messages
-        return {"roster": torch.tensor(list(text.encode()), dtype=torch.uint8), "messages": torch.from_numpy(messages)}
+        text = torch.tensor(list(json.dumps(plain).encode()), dtype=torch.uint8)
+        return {"roster": text, "messages": torch.from_numpy(messages)}
 
     @classmethod
-    def from_tensors(cls, saved: dict[str, Tensor]) -> "Roster":
-        """What `tensors` gave."""
+    def from_tensors(cls, saved: Tensors) -> "Roster":
+        """The inverse of `tensors`."""
         plain = json.loads(bytes(saved["roster"].tolist()).decode())
-        messages = saved["messages"].numpy() if len(plain["names"]) else None
-        return cls(tuple(plain["names"]), tuple(plain["nodes"]), np.array(plain["sizes"], dtype=np.int64), messages)
+        names, nodes, counted = (tuple(plain[key]) for key in ("names", "nodes", "counted"))
+        messages = saved["messages"].numpy() if names else None
+        return cls(names, nodes, counted, np.array(plain["sizes"], dtype=np.int64), messages)
 
 
 def natural(name: str) -> tuple[int, int, str]:
@@ -111,32 +122,49 @@ def natural(name: str) -> tuple[int, int, str]:
 
 @dataclass
 class Ledger:
-    """What a round cost, in bytes of arrays, and who failed in it and why, by the names of the clients."""
+    """What a round cost, in bytes of arrays, and which clients failed in it and why, by their names.
+
+    lost  clients that no longer have the memory they kept in earlier rounds
+    """
 
     down: dict[str, int] = field(default_factory=dict)
     up: dict[str, int] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
+    lost: list[str] = field(default_factory=list)
 
     def sent(self, name: str, content: RecordDict) -> None:
-        """A message went to a client."""
+        """Count a message to a client."""
         self.down[name] = self.down.get(name, 0) + payload(content)
 
     def received(self, name: str, content: RecordDict) -> None:
-        """A message came from a client."""
+        """Count a message from a client."""
         self.up[name] = self.up.get(name, 0) + payload(content)
 
     def refuse(self, name: str, reason: str) -> None:
-        """Note what a client did wrong. The round goes on without it."""
+        """Record what a client did wrong. The round goes on without it."""
         log.warning("%s: %s", name, reason)
         self.refused[name] = reason
 
+    def lose(self, name: str) -> None:
+        """Record that a client begins with a new memory."""
+        log.warning("%s: no longer has what it kept in earlier rounds, and begins anew", name)
+        self.lost.append(name)
+
+
+class Unanswered(Exception):  # noqa: N818 - no error: the round goes on without these clients
+    """Clients that were asked for a loss did not give one."""
+
+    def __init__(self, clients: Sequence[int]) -> None:
+        super().__init__(f"no loss from clients {', '.join(map(str, clients))}")
+        self.clients = clients
+
 
 class Nodes:
-    """The nodes of a run as the server meets them: asks new ones who they are, and knows which can be asked now.
+    """The nodes of a run: asks new ones who they are, and knows which are available now.
 
-    graph     the kind of graph the clients' messages are for
+    graph     the kind of graph for which the clients' messages are
     floor     the smallest misalignment that counts
-    identity  what binds a node to its place: its `partition`-id, or the `key` it is registered with
+    identity  what binds a node to its client's number: its `partition`-id, or the `key` it is registered with
     roster    the clients known from before
     """
 
@@ -146,22 +174,22 @@ class Nodes:
         self.timeout = 3600.0  # seconds until replies are no longer waited for
         self._graph: SimilarityGraph | None = None
         self._met: set[int] = set(self.roster.nodes)  # nodes that need not be asked who they are
-        self._silent: dict[int, float] = {}  # nodes that did not answer, and their last sign of life until then
+        self._silent: dict[int, float] = {}  # nodes that did not answer, and their last heartbeat until then
 
     @property
     def ttl(self) -> float:
-        """How long Flower keeps a message: a little longer than we wait, lest its expiry look like an answer."""
+        """How long Flower keeps a message: a little longer than we wait, or its expiry would look like an answer."""
         return self.timeout + 60
 
     @property
     def graph(self) -> SimilarityGraph:
-        """Who is kin to whom, of all clients known by now."""
+        """The similarity graph of all clients known so far."""
         if self._graph is None or len(self._graph) != len(self.roster):
             self._graph = self.roster.graph(self.kind, self.floor)
         return self._graph
 
-    def gather(self, grid: Grid, needed: int, ledger: Ledger, wanted: int = 0) -> NDArray[np.int64]:
-        """The places of all clients that can be asked now, once they are enough.
+    def gather(self, grid: Grid, needed: int, ledger: Ledger, wanted: int = 0) -> Integers:
+        """The clients that are available now, ascending, once there are enough of them.
 
         needed  without so many there can be no round
         wanted  for so many it is worth waiting a while
@@ -169,28 +197,28 @@ class Nodes:
         began = time.monotonic()
         while True:
             nodes = {node.node_id: node for node in grid.get_nodes()}
-            # The first graph is built of all at once, so that places do not depend on who was quicker.
+            # The first graph is built of all at once, so that numbers do not depend on which node was quicker.
             if len(self.roster) or len(nodes) >= needed:
-                strangers = [node for i, node in nodes.items() if i not in self._met and not self._is_silent(node)]
-                if strangers:
-                    self._welcome(grid, strangers, ledger)
-            speaking = enumerate(self.roster.nodes)
-            present = [place for place, i in speaking if i in nodes and not self._is_silent(nodes[i])]
+                new = [node for i, node in nodes.items() if i not in self._met and not self._is_silent(node)]
+                if new:
+                    self._welcome(grid, new, ledger)
+            known = enumerate(self.roster.nodes)
+            available = [client for client, i in known if i in nodes and not self._is_silent(nodes[i])]
             waited = time.monotonic() - began
-            if len(present) >= (needed if waited > min(GRACE, self.timeout) else max(needed, wanted)):
-                return np.array(present)
+            if len(available) >= (needed if waited > min(GRACE, self.timeout) else max(needed, wanted)):
+                return np.array(available, dtype=np.int64)
             if waited > self.timeout:
                 raise RuntimeError(
-                    f"only {len(present)} of the {needed} nodes that are needed can be asked after {self.timeout:g} s: "
-                    "start more nodes; the same command continues"
+                    f"only {len(available)} of the {needed} nodes that are needed are available after "
+                    f"{self.timeout:g} s: start more nodes; the same command continues"
                 )
             time.sleep(0.5)
 
     def exchange(self, grid: Grid, messages: Sequence[Message]) -> list[tuple[int, Message]]:
         """Send messages and wait for the replies: pairs of the node that was asked, and its reply.
 
-        Whom a reply is from is told by the message it replies to: an error may come from the SuperLink in the name of
-        a node that has vanished.
+        The sender of a reply is taken from the message it replies to: an error may come from the SuperLink in the name
+        of a node that has disappeared.
         """
         if not messages:
             return []
@@ -207,14 +235,34 @@ class Nodes:
                 time.sleep(pause)
                 pause = min(1.5 * pause, 0.5)
         if waiting:
-            life = {node.node_id: node.online_until for node in grid.get_nodes()}
-            self._silent |= {node: life.get(node, 0.0) for node in waiting.values()}
+            last = {node.node_id: node.online_until for node in grid.get_nodes()}
+            self._silent |= {node: last.get(node, 0.0) for node in waiting.values()}
         return replies
 
-    def _welcome(self, grid: Grid, strangers: Sequence[NodeInfo], ledger: Ledger) -> None:
-        """Ask nodes who they are, and give those who answer properly their place."""
-        content = RecordDict({WORK: ConfigRecord({"message": self.kind == "similarity"})})
-        nodes = {node.node_id: node for node in strangers}
+    def losses(self, grid: Grid, model: Tensor, who: Integers, ledger: Ledger) -> Tensor:
+        """fᵢ(model) of clients, (1, P) to (len(who), 1); `Unanswered` if some give none, which are refused."""
+        content = RecordDict({VECTORS: pack({"model": model[0]})})
+        clients = {self.roster.nodes[i]: i for i in who.tolist()}
+        messages = [Message(content, node, LOSSES, ttl=self.ttl) for node in clients]
+        for client in clients.values():
+            ledger.sent(self.roster.names[client], content)
+        found: dict[int, float] = {}
+        reasons = dict.fromkeys(clients.values(), "no loss in time")
+        for node, reply in self.exchange(grid, messages):
+            try:
+                found[clients[node]] = checked_loss(content_of(reply))
+            except Refused as reason:
+                reasons[clients[node]] = f"cannot say its loss, by which clients are selected ({reason})"
+        if missing := [client for client in who.tolist() if client not in found]:
+            for client in missing:
+                ledger.refuse(self.roster.names[client], reasons[client])
+            raise Unanswered(missing)
+        return model.new_tensor([[found[i]] for i in who.tolist()])
+
+    def _welcome(self, grid: Grid, new: Sequence[NodeInfo], ledger: Ledger) -> None:
+        """Ask nodes who they are, and put those that answer properly on the roster."""
+        content = RecordDict({ORDER: ConfigRecord({"message": self.kind == "similarity"})})
+        nodes = {node.node_id: node for node in new}
         arrivals: list[Introduction] = []
         features = self.roster.features
         questions = [Message(content, i, MessageType.QUERY, ttl=self.ttl) for i in nodes]
@@ -232,9 +280,7 @@ class Nodes:
 
     def _introduced(self, reply: Message, node: NodeInfo, features: int | None) -> Introduction:
         """What a node said, checked."""
-        if reply.has_error():
-            raise Refused(error_in_words(reply))
-        said = reply.content.config_records.get(NODE, ConfigRecord())
+        said = content_of(reply).config_records.get(NODE, ConfigRecord())
         name, samples = said.get("name"), said.get("samples")
         if not isinstance(name, str) or not isinstance(samples, int) or samples < 1:
             raise Refused("did not say its name and number of samples")
@@ -244,7 +290,7 @@ class Nodes:
         return Introduction(name, node.node_id, samples, m)
 
     def _admit(self, arrivals: list[Introduction], ledger: Ledger) -> None:
-        """Put arrivals on the roster; a late one with whom there is no graph (its data is another's) is refused."""
+        """Put arrivals on the roster; a late one with the data of another, for which there is no graph, is refused."""
         first = not len(self.roster)
         for together in [arrivals] if first and arrivals else [[one] for one in arrivals]:
             grown = self.roster.joined(together)
@@ -257,16 +303,18 @@ class Nodes:
                 continue
             for one in together:
                 known = one.name in self.roster.names
-                log.info("%s %s (node %s)", "back again:" if known else "new client:", one.name, one.node)
+                log.info("%s %s (node %s)", "reconnected:" if known else "new client:", one.name, one.node)
             self.roster, self._graph = grown, graph
 
     def _is_silent(self, node: NodeInfo) -> bool:
-        """Whether a node that failed to answer has given no sign of life (heartbeat) since."""
+        """Whether a node that failed to answer has sent no heartbeat since."""
         last = self._silent.get(node.node_id)
         return last is not None and 0 < node.online_until <= last
 
 
-def error_in_words(reply: Message) -> str:
-    """The error of a reply, in a line."""
-    reason = (reply.error.reason or "").strip().splitlines() or ["no reason given"]
-    return f"error {reply.error.code}: {reason[0]}"
+def content_of(reply: Message) -> RecordDict:
+    """The content of a reply, or `Refused` with its error in one line."""
+    if reply.has_error():
+        reason = (reply.error.reason or "").strip().splitlines() or ["no reason given"]
+        raise Refused(f"error {reply.error.code}: {reason[0]}")
+    return reply.content

@@ -1,15 +1,13 @@
-"""The server half of a Flower federation: a `Strategy` that runs any of fedkin's algorithms on real nodes.
+"""The server half of a Flower federation: a `Strategy` that runs any algorithm of fedkin on real nodes.
 
 One round is  gather → select → send → (the nodes work) → checks → combine → evaluate → record.  The algorithm, the
 graph and the records are those of the in-process engine; only the transport differs.
 """
 
 import time
-from collections.abc import Callable, Iterable
-from contextlib import nullcontext
-from dataclasses import asdict, fields
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import flwr.serverapp.strategy
 import numpy as np
@@ -17,42 +15,45 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
-from numpy.typing import NDArray
+from torch import Tensor
 
-from fedkin.algorithms import Algorithm
-from fedkin.algorithms.local import Local
-from fedkin.algorithms.schedules import Schedule
-from fedkin.data.federation import Federation
-from fedkin.engine import metrics
-from fedkin.engine.simulation import SELECT, State
+from fedkin.algorithms import Algorithm, Local, Round, name_of, trial
+from fedkin.algorithms.registry import settings_of
+from fedkin.engine.simulation import State
 from fedkin.errors import BadInput
-from fedkin.experiments import records
-from fedkin.flower.nodes import Ledger, Nodes, Roster, error_in_words, log
-from fedkin.flower.wire import VECTORS, WORK, Order, Refused, checked_vectors, flatten, pack, unflatten
-from fedkin.models import Model
-from fedkin.types import Record, Tensors
-
-Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
+from fedkin.flower.evaluation import EvaluateFn, averaged, averaged_by_samples
+from fedkin.flower.nodes import Ledger, Nodes, Roster, Unanswered, content_of, log
+from fedkin.flower.run_records import RunRecords, in_words
+from fedkin.flower.wire import FIRST, NODE, ORDER, VECTORS, Order, Refused, checked_vectors, flatten, pack, unflatten
+from fedkin.types import Integers, Record, Tensors
 
 GRAPHS = ("similarity", "uniform", "global")
 ATTEMPTS = 10  # so often a round is tried before the run gives up
 
 
+@dataclass(frozen=True)
+class Asked:
+    """The messages of a round, with the clients they went to, and the shapes (q,) of what is to be replied."""
+
+    messages: tuple[tuple[Message, int], ...] = ()
+    expected: dict[str, tuple[int, ...]] | None = None
+
+
 class Strategy(flwr.serverapp.strategy.Strategy):
-    """Asks every node for its message, builds the graph, and leads the rounds of an algorithm.
+    """Asks every node for its message, builds the graph, and runs the rounds of an algorithm.
 
     algorithm    FedAvg, FedProx, FedKin or one of your own
     local        what each node does in a round (epochs, batches, penalty): sent to the nodes
-    graph        `similarity`, the paper's, from the nodes' messages; `uniform` or `global` ask for no message
+    graph        `similarity`, the paper's, from the nodes' messages; `uniform` or `global` need no message
     weights      by which models are averaged: adjacency (the degrees pᵢ), uniform, samples
     floor        the smallest misalignment that counts (0: nodes with identical data are an error)
-    take_part    M, how many of the nodes present take part in a round (None: all)
-    seed         of the batches and of the choice of nodes
+    take_part    M, how many of the available nodes are sampled for a round (None: all)
+    seed         of the batches and of the sampling of nodes
     min_nodes    so many nodes must be connected before the first round; a run that continues waits a minute for them
     min_replies  a round with fewer usable replies is repeated, not aggregated
     max_norm     the largest ‖wᵢ − w̄‖ a node may send (None: any)
-    half         send u as its difference to w̄ in half precision: the download grows by half instead of doubling
-    identity     what binds a node to its place: its `partition`-id, or the `key` it is registered with
+    half         send vectors beside w̄ (as FedKin's u) in half precision: 6 bytes a parameter instead of 8
+    identity     what binds a node to its client's number: its `partition`-id, or the `key` it is registered with
     evaluate     whether nodes evaluate the new model after each round (their `@app.evaluate`)
     out          the folder of the run: records, checkpoints, result. The same run started again continues from its last
                  complete round. None: nothing is kept.
@@ -98,7 +99,8 @@ class Strategy(flwr.serverapp.strategy.Strategy):
         self.nodes = Nodes(graph, floor, identity)
         self.ledger = Ledger()
         self._state = State({})
-        self._asked: list[tuple[Message, int]] = []  # the messages of the round, and the places they went to
+        self._first = torch.zeros(1, 0)  # the first global model, (1, P)
+        self._asked = Asked()
         self._replies = 0
 
     # -- a run ---------------------------------------------------------------------------------------------------------
@@ -111,48 +113,42 @@ class Strategy(flwr.serverapp.strategy.Strategy):
         timeout: float = 3600,
         train_config: ConfigRecord | None = None,
         evaluate_config: ConfigRecord | None = None,
-        evaluate_fn: Evaluate | None = None,
+        evaluate_fn: EvaluateFn | None = None,
     ) -> Result:
-        """Carry out the run, or what is left of it. The arguments are those of every Flower strategy.
+        """Execute the run, or what is left of it. The arguments are those of every Flower strategy.
 
         timeout  how many seconds a round waits for its replies. Flower itself takes up to a minute to notice that a
-                 machine has vanished.
+                 machine has disappeared.
         """
         self._like = initial_arrays
         self.summary()
-        folder = None if self.out is None else records.RunFolder(self.out)
-        result = Result(arrays=initial_arrays)
-        with nullcontext() if folder is None else folder.opened(self._settings(num_rounds)):
-            if folder is not None and self._finished(folder, result):
+        records, result = RunRecords(self.out), Result(arrays=initial_arrays)
+        with records.opened(self._settings(num_rounds)):
+            if (model := records.finished()) is not None:
+                result.arrays = unflatten(model, initial_arrays)
+                records.fill(result)
                 return result
-            sound = set() if folder is None else folder.sound_rounds()
-            state = folder.load(max(sound)) if folder is not None and sound else None
-            done = folder.records()[: state.round] if folder is not None and state is not None else []
+            state = records.resume()
             roster = None if state is None else Roster.from_tensors(state.memory)
             self.nodes = Nodes(self.graph, self.floor, self.identity, roster)
-            self.nodes.timeout, self._asked = timeout, []
-            self._state = state or State(self.algorithm.start(flatten(initial_arrays), 0))
+            self.nodes.timeout, self._asked = timeout, Asked()
+            self._first = flatten(initial_arrays)[None]
+            # Without server state: the algorithm starts once the first nodes are known.
+            self._state = state or State({})
             if state is not None:
-                result.arrays = unflatten(state.server["model"], initial_arrays)
-                log.info("continuing after round %s", state.round)
-            if folder is not None:
-                folder.keep_records(done)
-            if evaluate_fn and state is None and (found := evaluate_fn(0, initial_arrays)) is not None:
+                self._first = state.memory.get(FIRST, self._first)
+                result.arrays = unflatten(state.model, initial_arrays)
+            elif evaluate_fn and (found := evaluate_fn(0, initial_arrays)) is not None:
                 result.evaluate_metrics_serverapp[0] = found
-            _remember(result, done)
+            records.fill(result)
             while self._state.round < num_rounds:
                 record = self._round(grid, result, train_config, evaluate_config, evaluate_fn)
-                done.append(record)
-                if folder is not None:
-                    folder.append(record)
-                    if self._state.round < num_rounds:
-                        folder.save(self._state)
-                log.info("round %s/%s: %s", self._state.round, num_rounds, _in_words(record))
+                records.add(record, self._state if self._state.round < num_rounds else None)
+                log.info("round %s/%s: %s", self._state.round, num_rounds, in_words(record))
                 if not np.isfinite(record.get("train_loss", 0.0)):
                     log.error("the run diverged: lower the step size")
                     break
-            if folder is not None:
-                folder.finish(self._described(done), self._state.server["model"])
+            records.finish(name_of(self.algorithm), settings_of(self.algorithm), self.threshold, self._state.model)
         return result
 
     def _round(
@@ -161,7 +157,7 @@ class Strategy(flwr.serverapp.strategy.Strategy):
         result: Result,
         train_config: ConfigRecord | None,
         evaluate_config: ConfigRecord | None,
-        evaluate_fn: Evaluate | None,
+        evaluate_fn: EvaluateFn | None,
     ) -> Record:
         """One round, repeated until enough replies are usable; its record."""
         began, number = time.perf_counter(), self._state.round + 1
@@ -185,115 +181,146 @@ class Strategy(flwr.serverapp.strategy.Strategy):
         replies = self.nodes.exchange(grid, messages)
         if (seen := self.aggregate_evaluate(number, [reply for _, reply in replies])) is not None:
             result.evaluate_metrics_clientapp[number] = seen
-        measured: Record = {}
-        if evaluate_fn and (found := evaluate_fn(number, trained)) is not None:
+        found = evaluate_fn(number, trained) if evaluate_fn else None
+        if found is not None:
             result.evaluate_metrics_serverapp[number] = found
-            measured = dict(found)
         return {
             "round": number - 1,
-            **measured,
+            **(found or {}),
             "seconds": round(time.perf_counter() - began, 6),
             "attempts": attempts,
-            "asked": len(self._asked),
+            "asked": len(self._asked.messages),
             "replies": self._replies,
             "bytes_down": self.ledger.down,
             "bytes_up": self.ledger.up,
             "refused": self.ledger.refused,
+            **({"memory_lost": self.ledger.lost} if self.ledger.lost else {}),
         }
+
+    # -- clients of a round --------------------------------------------------------------------------------------------
+
+    def _about(self, who: Integers | None = None) -> Round:
+        """The next round, about these clients or all on the roster."""
+        roster, graph = self.nodes.roster, self.nodes.graph
+        who, p = np.arange(len(roster)) if who is None else who, graph.weights(self.weights, roster.sizes)
+        share = p[who] / p[who].sum()
+        return Round(self._state.round, who, share, graph, len(roster), self.take_part, self.seed)
+
+    def _sampled(self, algorithm: Algorithm, available: Integers, grid: Grid) -> Integers:
+        """The clients that the algorithm selects; none if too few can say their loss, should it ask for that."""
+
+        def losses(model: Tensor, who: Integers) -> Tensor:
+            return self.nodes.losses(grid, model, who, self.ledger)
+
+        while len(available) >= self.min_replies:
+            try:
+                return algorithm.select(self._state.server, self._about(available), losses)
+            except Unanswered as missing:
+                available = np.setdiff1d(available, missing.clients)
+        return np.zeros(0, dtype=np.int64)
 
     # -- Flower's questions --------------------------------------------------------------------------------------------
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """The messages of a round: to each chosen node w̄, its own u, and the work to do."""
-        place = server_round - 1
-        algorithm = self.algorithm.at(place)
-        # The first graph needs all; a run that continues gives its nodes time to come back.
+        """The messages of a round: to each sampled node what the algorithm sends, and the order."""
+        algorithm = self.algorithm.at(server_round - 1)
+        # The first graph needs all; a run that continues gives its nodes time to reconnect.
         needed = self.min_replies if self._state.round else self.min_nodes
-        wanted = 0 if self._asked else self.min_nodes
-        who = self._select(place, self.nodes.gather(grid, needed, self.ledger, wanted))
-        got = algorithm.send(self._state.server, self.nodes.graph, who)
-        one = {name: value[:1] for name, value in got.items()}
-        memory = algorithm.remember(self._state.server["model"], 1)
-        self._expected = tuple(algorithm.reply(one["model"], one, memory, torch.ones(1, dtype=torch.int64)))
-        self._asked, roster = [], self.nodes.roster
-        for row, client in enumerate(who.tolist()):
-            order = Order(algorithm, algorithm.work(self.local), self.seed, place, client)
-            vectors = pack({name: value[row] for name, value in got.items()}, self.half)
-            extra = ConfigRecord({**config, "server-round": server_round})
-            content = RecordDict({VECTORS: vectors, WORK: order.pack(), "config": extra})
-            self.ledger.sent(roster.names[client], content)
-            node, group = roster.nodes[client], str(server_round)
-            message = Message(content, node, MessageType.TRAIN, ttl=self.nodes.ttl, group_id=group)
-            self._asked.append((message, client))
-        return [message for message, _ in self._asked]
+        available = self.nodes.gather(grid, needed, self.ledger, 0 if self._asked.messages else self.min_nodes)
+        if not self._state.server:
+            self._state = State(algorithm.start(self._first, self._about()))
+        who = self._sampled(algorithm, available, grid)
+        if not len(who):
+            self._asked = Asked()
+            return []
+        got, memory = algorithm.send(self._state.server, self._about(who)), algorithm.remember(self._first)
+        messages = [
+            (self._message(algorithm, {name: v[row] for name, v in got.items()}, bool(memory), client, config), client)
+            for row, client in enumerate(who.tolist())
+        ]
+        self._asked = Asked(tuple(messages), trial(algorithm, got, memory).reply)
+        return [message for message, _ in messages]
 
-    def _select(self, round: int, present: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Those who take part, ascending: the engine's draw where all are present."""
-        if self.take_part is None or self.take_part >= len(present):
-            return present
-        rng = np.random.default_rng([self.seed, SELECT, round])
-        return present[np.sort(rng.choice(len(present), self.take_part, replace=False))]
+    def _message(
+        self, algorithm: Algorithm, vectors: Tensors, remembers: bool, client: int, config: ConfigRecord
+    ) -> Message:
+        """What one client receives."""
+        roster, number = self.nodes.roster, self._state.round
+        order = Order(algorithm, algorithm.work(self.local), self.seed, number, client, roster.counted[client])
+        extra = ConfigRecord({**config, "server-round": number + 1})
+        content = RecordDict({VECTORS: pack(vectors, self.half), ORDER: order.pack(), "config": extra})
+        # A client's memory begins from the first global model, whenever the client is sampled for the first time.
+        if remembers and order.counted < 0 and not torch.equal(vectors["model"], self._first[0]):
+            content[FIRST] = pack({"model": self._first[0]})
+        self.ledger.sent(roster.names[client], content)
+        return Message(content, roster.nodes[client], MessageType.TRAIN, ttl=self.nodes.ttl, group_id=str(number + 1))
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """w̄ ← Σ pᵢ wᵢ over the replies that pass the checks; nothing if they are too few."""
-        asked = {message.metadata.message_id: client for message, client in self._asked}
+        """The server's next state from the replies that pass the checks; nothing if they are too few."""
+        asked = {message.metadata.message_id: client for message, client in self._asked.messages}
         usable: dict[int, Tensors] = {}
         numbers: dict[int, MetricRecord] = {}
         for reply in replies:
             client = asked.pop(reply.metadata.reply_to_message_id, None)
             if client is None:
-                log.warning("round %s: a reply to no message of this round is left out", server_round)
+                log.warning("round %s: a reply to no message of this round is ignored", server_round)
                 continue
             name = self.nodes.roster.names[client]
             try:
-                if reply.has_error():
-                    raise Refused(error_in_words(reply))
-                self.ledger.received(name, reply.content)
-                usable[client] = checked_vectors(
-                    reply.content, self._expected, self._state.server["model"], self.max_norm
-                )
-                numbers[client] = next(iter(reply.content.metric_records.values()), MetricRecord())
+                content = content_of(reply)
+                self.ledger.received(name, content)
+                usable[client] = checked_vectors(content, self._asked.expected or {}, self._state.model, self.max_norm)
             except Refused as reason:
                 self.ledger.refuse(name, str(reason))
+                continue
+            numbers[client] = next(iter(content.metric_records.values()), MetricRecord())
+            if content.config_records.get(NODE, ConfigRecord()).get("memory-lost"):
+                self.ledger.lose(name)
         for client in asked.values():
             self.ledger.refuse(self.nodes.roster.names[client], "no reply in time")
         if len(usable) < self.min_replies:
-            log.warning("round %s has %s usable replies of %s: repeated", server_round, len(usable), len(self._asked))
+            count = len(self._asked.messages)
+            log.warning("round %s has %s usable replies of %s: repeated", server_round, len(usable), count)
             return None, None
-        who = np.array(sorted(usable))
-        stacked = {name: torch.stack([usable[i][name] for i in who.tolist()]) for name in self._expected}
-        weights = self.nodes.graph.weights(self.weights, self.nodes.roster.sizes)[who]
-        share = weights / weights.sum()
-        p = torch.as_tensor(share, dtype=torch.float32)
-        algorithm = self.algorithm.at(self._state.round)
-        server = algorithm.combine(self._state.server, stacked, who, p)
-        self._state = State(server, self.nodes.roster.tensors(), self._state.round + 1)
-        self._replies = len(usable)
-        return unflatten(server["model"], self._like), _averaged([numbers[i] for i in who.tolist()], share)
+        round, self._replies = self._about(np.array(sorted(usable))), len(usable)
+        self._state = self._combined(round, [usable[i] for i in round.who.tolist()])
+        return (
+            unflatten(self._state.model, self._like),
+            averaged([numbers[i] for i in round.who.tolist()], round.weights),
+        )
+
+    def _combined(self, round: Round, replies: Sequence[Tensors]) -> State:
+        """The state after a round, from the replies of its clients, with what a run needs to continue from it."""
+        algorithm = self.algorithm.at(round.number)
+        stacked = {name: torch.stack([reply[name] for reply in replies]) for name in self._asked.expected or {}}
+        server = algorithm.combine(self._state.server, stacked, round)
+        self.nodes.roster = self.nodes.roster.counting(round.who, round.number)
+        # A copy, as the server's state may hold the same tensor, which a checkpoint file cannot.
+        first = {FIRST: self._first.clone()} if algorithm.remember(self._first) else {}
+        return State(server, {**self.nodes.roster.tensors(), **first}, round.number + 1)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """With `evaluate`, the new model to all known nodes that are present, as Flower's own strategies send it."""
+        """With `evaluate`, the new model to all available nodes, as Flower's own strategies send it."""
         if not self.evaluate:
             return []
-        present = self.nodes.gather(grid, 0, self.ledger)
+        available = self.nodes.gather(grid, 0, self.ledger)
         content = RecordDict({"arrays": arrays, "config": ConfigRecord({**config, "server-round": server_round})})
         return [
             Message(content, self.nodes.roster.nodes[i], MessageType.EVALUATE, ttl=self.nodes.ttl)
-            for i in present.tolist()
+            for i in available.tolist()
         ]
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """The nodes' metrics, averaged by their number of samples (`num-examples`)."""
-        found = [next(iter(r.content.metric_records.values()), None) for r in replies if r.has_content()]
-        sound = [numbers for numbers in found if numbers is not None and "num-examples" in numbers]
-        sizes = np.array([numbers["num-examples"] for numbers in sound], dtype=np.float64)
-        return _averaged(sound, sizes / sizes.sum()) if sound else None
+        return averaged_by_samples(
+            [next(iter(r.content.metric_records.values()), None) for r in replies if r.has_content()]
+        )
 
     def summary(self) -> None:
         """Log what is about to be done."""
@@ -306,102 +333,17 @@ class Strategy(flwr.serverapp.strategy.Strategy):
             f"; records in {self.out}" if self.out else "",
         )
 
-    # -- records -------------------------------------------------------------------------------------------------------
-
     def _settings(self, rounds: int) -> Record:
         """The content of config.json."""
-        knobs = {f.name: _plain(getattr(self.algorithm, f.name)) for f in fields(self.algorithm)}
-        step_size = knobs.pop("step_size")
-        assert self.out is not None
+        hyper = settings_of(self.algorithm)
+        step_size = hyper.pop("step_size")
         return {
-            "name": self.out.absolute().parent.name,
             "seed": self.seed,
             "rounds": rounds,
             "threshold": self.threshold,
             "take_part": self.take_part or "all",
             "graph": {"kind": self.graph, "weights": self.weights, "floor": self.floor},
             "local": {"step_size": step_size, **asdict(self.local)},
-            "algorithm": {"name": type(self.algorithm).__name__.lower(), **knobs},
+            "algorithm": {"name": name_of(self.algorithm), **hyper},
             "flower": {"half": self.half, "identity": self.identity, "max_norm": self.max_norm},
         }
-
-    def _described(self, done: list[Record]) -> Record:
-        """The content of summary.json."""
-        assert self.out is not None
-        knobs = {f.name: _plain(getattr(self.algorithm, f.name)) for f in fields(self.algorithm)}
-        seconds = round(sum(record["seconds"] for record in done), 3)
-        measured = all(key in done[-1] for key in ("train_loss", "test_loss", "test_accuracy"))
-        return {
-            "experiment": self.out.absolute().parent.name,
-            "run": self.out.name,
-            "algorithm": type(self.algorithm).__name__.lower(),
-            "hyperparameters": knobs,
-            **(
-                records.summarise(done, self.threshold)
-                if measured
-                else {"status": "finished", "rounds": len(done), "seconds": seconds}
-            ),
-        }
-
-    def _finished(self, folder: records.RunFolder, result: Result) -> bool:
-        """Whether the folder holds the result already; then it is taken from there."""
-        summary, done = folder.summary(), folder.records()
-        saved = records.read_tensors(folder.path / "model.safetensors")
-        if summary is None or saved is None or len(done) != summary.get("rounds"):
-            return False
-        log.info("%s is finished already", folder.path)
-        result.arrays = unflatten(saved[0]["model"], self._like)
-        _remember(result, done)
-        return True
-
-
-# -- for server apps ---------------------------------------------------------------------------------------------------
-
-
-def initial_arrays(model: Model, seed: int = 0) -> ArrayRecord:
-    """Where a fedkin model starts. (Of a `torch.nn.Module`: `ArrayRecord(net.state_dict())`.)"""
-    return pack({"model": model.start(seed)})
-
-
-def measured(model: Model, federation: Federation, l2: float = 0.0) -> Evaluate:
-    """An `evaluate_fn` that measures what the engine measures, where the server has a federation to test on."""
-
-    def evaluate(_: int, arrays: ArrayRecord) -> MetricRecord:
-        (found,) = metrics.measure(model, flatten(arrays)[None], federation, [l2])
-        return MetricRecord({**found})
-
-    return evaluate
-
-
-# -- helpers -----------------------------------------------------------------------------------------------------------
-
-
-def _averaged(numbers: list[MetricRecord], share: NDArray[np.float64]) -> MetricRecord:
-    """Σ pᵢ·metricᵢ of every plain number that all have, but for the number of samples."""
-    common = [key for key in numbers[0] if key != "num-examples" and all(_is_number(n.get(key)) for n in numbers)]
-    mean: dict[str, Any] = {key: float(share @ np.array([n[key] for n in numbers], dtype=float)) for key in common}
-    return MetricRecord(mean)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float)
-
-
-def _plain(hyper: Any) -> Any:
-    if isinstance(hyper, Schedule):
-        return {"from": hyper.start, "to": hyper.end, "over": hyper.over, "shape": hyper.shape}
-    return hyper
-
-
-def _remember(result: Result, done: list[Record]) -> None:
-    """Put the measurements of earlier rounds into the result."""
-    for record in done:
-        numbers: dict[str, Any] = {k: v for k, v in record.items() if isinstance(v, float) and k != "seconds"}
-        if numbers:
-            result.evaluate_metrics_serverapp[record["round"] + 1] = MetricRecord(numbers)
-
-
-def _in_words(record: Record) -> str:
-    words = [f"{key.replace('_', ' ')} {value:.4f}" for key, value in record.items() if isinstance(value, float)]
-    late = f"; left out: {', '.join(record['refused'])}" if record["refused"] else ""
-    return f"{record['replies']} of {record['asked']} replies, {', '.join(words)}{late}"

@@ -1,50 +1,58 @@
 """What travels between the server and the nodes of a Flower federation, and the checks on what arrives.
 
-    server → node   QUERY   whether a message is asked for
-    node → server           the node's name and number of samples, and its message mᵢ
-    server → node   TRAIN   w̄ and what else the algorithm sends (FedKin: the node's own uᵢ), and the work to do
-    node → server           what the algorithm replies: wᵢ
+    server → node   query          whether a message is wanted for the graph
+    node → server                  the node's name and number of samples, and its message mᵢ
+    server → node   query.losses   a model w, if the algorithm selects clients by their losses
+    node → server                  fᵢ(w)
+    server → node   train          w̄ and what else the algorithm sends (FedKin: the node's own uᵢ), and the order
+    node → server                  what the algorithm replies: wᵢ, and whatever else
 
-Vectors are flat: one array of all parameters, in the order of the model's parameters.
+Vectors are flat: one array with all parameters, in the order of the model's parameters.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedkin.algorithms import Algorithm
-from fedkin.algorithms.local import Local
+from fedkin.algorithms import ALGORITHMS, Algorithm, Local, algorithm_named, name_of
+from fedkin.algorithms.registry import settings_of
 from fedkin.errors import BadInput, nearest
-from fedkin.types import Tensors
+from fedkin.types import Floats, Tensors
 
-VECTORS, WORK, NODE, METRICS = "vectors", "work", "node", "metrics"  # the records of a message
+# The records of a message. FIRST holds the first global model, for a client's first round.
+VECTORS, FIRST, ORDER, NODE, METRICS = "vectors", "first", "work", "node", "metrics"
+LOSSES = "query.losses"  # the type of a message that asks for fᵢ(w)
 
-# Suffixes of a vector that travels as its difference to w̄: in half precision, and what it was divided by.
-HALF, SCALE = " − model, half", " − model, scale"
+# Endings of the names of arrays that travel in half precision.
+DIFFERENCE, HALF, SCALE = " − model", ", half", ", scale"
 
 
 # -- vectors -----------------------------------------------------------------------------------------------------------
 
 
 def pack(vectors: Mapping[str, Tensor], half: bool = False) -> ArrayRecord:
-    """Vectors (P,) as they travel: in full, or all but `model` as their difference to it in half precision.
+    """Vectors (q,) as they travel: in full, or with `half` in half precision those that are as long as the model.
 
-    A difference is divided by its largest entry first, so that half precision keeps 11 bits of the large entries
-    however small all of them are. It takes 2 bytes a parameter instead of 4.
+    Of such a vector v either v or v − w̄ is sent, whichever has the smaller largest entry, divided by that entry: half
+    precision then keeps 11 bits of the large entries, however small all of them are. `model` itself stays in full.
     """
     arrays: dict[str, Array] = {}
     for name, vector in vectors.items():
-        if half and name != "model":
-            difference = vector - vectors["model"]
-            scale = difference.abs().max().clamp(min=torch.finfo(torch.float32).tiny).reshape(1)
-            arrays[name + HALF] = Array((difference / scale).half().cpu().numpy())
-            arrays[name + SCALE] = Array(scale.cpu().numpy())
+        if half and name != "model" and vector.shape == vectors["model"].shape:
+            label, rest = min(
+                (name, vector),
+                (name + DIFFERENCE, vector - vectors["model"]),
+                key=lambda pair: float(pair[1].abs().max()),
+            )
+            scale = rest.abs().max().clamp(min=torch.finfo(torch.float32).tiny).reshape(1)
+            arrays[label + HALF] = Array((rest / scale).half().cpu().numpy())
+            arrays[label + SCALE] = Array(scale.cpu().numpy())
         else:
             arrays[name] = Array(vector.detach().cpu().contiguous().numpy())
     return ArrayRecord(arrays)
@@ -56,13 +64,14 @@ def unpack(record: ArrayRecord) -> Tensors:
     vectors = {name: v for name, v in found.items() if not name.endswith((HALF, SCALE))}
     for name, v in found.items():
         if name.endswith(HALF):
-            plain = name.removesuffix(HALF)
-            vectors[plain] = vectors["model"] + v.float() * found[plain + SCALE]
+            label = name.removesuffix(HALF)
+            rest = v.float() * found[label + SCALE]
+            vectors[label.removesuffix(DIFFERENCE)] = vectors["model"] + rest if label.endswith(DIFFERENCE) else rest
     return vectors
 
 
 def payload(content: RecordDict) -> int:
-    """Bytes of the arrays in a message: what grows with the model."""
+    """Bytes of the arrays in a message: the part that grows with the model."""
     return sum(len(array.data) for record in content.array_records.values() for array in record.values())
 
 
@@ -71,16 +80,16 @@ def flatten(arrays: ArrayRecord) -> Tensor:
     parts = [array.numpy() for array in arrays.values()]
     if not parts:
         raise BadInput("the initial arrays are empty: pass ArrayRecord(model.state_dict())")
-    if strange := next((p.dtype for p in parts if p.dtype != np.float32), None):
+    if other := next((p.dtype for p in parts if p.dtype != np.float32), None):
         raise BadInput(
-            f"the initial arrays contain {strange}, but only float32 parameters can be averaged: "
+            f"the initial arrays contain {other}, but only float32 parameters can be averaged: "
             "use a model in float32 without running statistics (GroupNorm or LayerNorm instead of BatchNorm)"
         )
     return torch.from_numpy(np.concatenate([p.reshape(-1) for p in parts]))
 
 
 def unflatten(vector: Tensor, like: ArrayRecord) -> ArrayRecord:
-    """The vector as arrays with the names and shapes of another record."""
+    """The vector (P,) as arrays with the names and shapes of another record."""
     arrays: dict[str, Array] = {}
     first = 0
     for name, array in like.items():
@@ -91,14 +100,16 @@ def unflatten(vector: Tensor, like: ArrayRecord) -> ArrayRecord:
     return ArrayRecord(arrays)
 
 
-# -- work --------------------------------------------------------------------------------------------------------------
+# -- orders ------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Order:
     """What the server asks of a node in a round: the algorithm as it is in that round, and the local work.
 
-    client  the node's place among all clients: batches are drawn under (seed, round, client)
+    client   the client's number among all: batches are drawn under (seed, round, client)
+    counted  the last round in which the server used this client's reply, −1 if none: its memory is the one it kept
+             after that round
     """
 
     algorithm: Algorithm
@@ -106,37 +117,58 @@ class Order:
     seed: int
     round: int
     client: int
+    counted: int = -1
 
     def pack(self) -> ConfigRecord:
         """As plain values with dotted names; what is None is left out."""
-        flat: dict[str, Any] = {"algorithm": type(self.algorithm).__name__}
-        flat |= {name: getattr(self, name) for name in ("seed", "round", "client")}
-        for part in ("algorithm", "local"):
-            whole = getattr(self, part)
-            flat |= {f"{part}.{f.name}": getattr(whole, f.name) for f in fields(whole)}
-        return ConfigRecord({key: value for key, value in flat.items() if value is not None})
+        flat: dict[str, Any] = {"algorithm": name_of(self.algorithm)}
+        flat |= {name: getattr(self, name) for name in ("seed", "round", "client", "counted")}
+        flat |= {f"algorithm.{name}": value for name, value in settings_of(self.algorithm).items()}
+        flat |= {f"local.{name}": value for name, value in asdict(self.local).items()}
+        sent = {name: value for name, value in flat.items() if value is not None}
+        if wrong := next((name for name, value in sent.items() if not isinstance(value, int | float | str)), None):
+            raise BadInput(
+                f"{wrong} of {flat['algorithm']} is a {type(sent[wrong]).__name__}, which cannot be sent to nodes: "
+                "use fields that are numbers or words"
+            )
+        return ConfigRecord(sent)
 
     @classmethod
     def unpack(cls, record: ConfigRecord) -> "Order":
         """Build the algorithm and the local work again."""
-        kinds = {kind.__name__: kind for kind in family()}
-        name = str(record["algorithm"])
-        if name not in kinds:
-            raise BadInput(f"this node knows no algorithm '{name}'{nearest(name, kinds)}: import it in the client app")
+        kinds: dict[str, type[Any]] = {"algorithm": known_algorithm(str(record["algorithm"])), "local": Local}
         parts: list[Any] = []
-        for part, kind in (("algorithm", kinds[name]), ("local", Local)):
-            # What was left out was None.
-            values: dict[str, Any] = {f.name: record.get(f"{part}.{f.name}") for f in fields(kind)}
-            parts.append(kind(**values))
-        numbers: dict[str, Any] = {key: record[key] for key in ("seed", "round", "client")}
+        for part, kind in kinds.items():
+            own = {f.name for f in fields(kind)}
+            sent = {name.partition(".")[2] for name in record if name.startswith(f"{part}.")}
+            if sent - own:
+                raise BadInput(
+                    f"this node's {kind.__name__} has no field '{min(sent - own)}': install the server's version of it"
+                )
+            parts.append(kind(**{name: record.get(f"{part}.{name}") for name in own}))  # what was left out was None
+        numbers: dict[str, Any] = {key: record[key] for key in ("seed", "round", "client", "counted")}
         return cls(*parts, **numbers)
 
 
-def family(root: type[Algorithm] = Algorithm) -> Iterator[type[Algorithm]]:
-    """All algorithms that have been defined, the user's own among them."""
+def known_algorithm(name: str) -> type[Algorithm]:
+    """The class of that name, if it is built in or if the client app has imported it.
+
+    Nothing is imported because a server names it: it could otherwise run any module that the node can import.
+    """
+    if name in ALGORITHMS:
+        return algorithm_named(name)
+    imported = {f"{kind.__module__}:{kind.__qualname__}": kind for kind in _classes(Algorithm)}
+    if name not in imported:
+        close = nearest(name, {*ALGORITHMS, *imported})
+        raise BadInput(f"this node knows no algorithm '{name}'{close}: import it in the client app")
+    return imported[name]
+
+
+def _classes(root: type[Algorithm]) -> Iterator[type[Algorithm]]:
+    """A class and all that are derived from it."""
+    yield root
     for kind in root.__subclasses__():
-        yield kind
-        yield from family(kind)
+        yield from _classes(kind)
 
 
 # -- checks ------------------------------------------------------------------------------------------------------------
@@ -146,8 +178,14 @@ class Refused(ValueError):  # noqa: N818 - reads as what it is
     """What a node sent cannot be used; the message says why."""
 
 
-def checked_vectors(content: RecordDict, expected: Iterable[str], model: Tensor, max_norm: float | None) -> Tensors:
-    """The vectors of a reply, or `Refused`: names, shape, dtype, finite values, ‖w − w̄‖ ≤ max_norm."""
+def checked_vectors(
+    content: RecordDict, expected: Mapping[str, tuple[int, ...]], model: Tensor, max_norm: float | None
+) -> Tensors:
+    """The vectors of a reply, or `Refused`: names, shapes, dtype, finite values, ‖w − w̄‖ ≤ max_norm.
+
+    expected  the shape (q,) of each vector, by name
+    model     w̄, (P,)
+    """
     record = content.array_records.get(VECTORS)
     if record is None or set(record) != set(expected):
         sent = "nothing" if record is None else ", ".join(sorted(record)) or "nothing"
@@ -157,8 +195,8 @@ def checked_vectors(content: RecordDict, expected: Iterable[str], model: Tensor,
         found = _decoded(array, name)
         if found.dtype != np.float32:
             raise Refused(f"{name} has dtype {found.dtype} instead of float32")
-        if found.shape != tuple(model.shape):
-            raise Refused(f"{name} has shape {found.shape} instead of {tuple(model.shape)}")
+        if found.shape != expected[name]:
+            raise Refused(f"{name} has shape {found.shape} instead of {expected[name]}")
         if not np.isfinite(found).all():
             raise Refused(f"{name} contains NaN or infinite values")
         vectors[name] = torch.from_numpy(found.copy())
@@ -169,7 +207,7 @@ def checked_vectors(content: RecordDict, expected: Iterable[str], model: Tensor,
     return vectors
 
 
-def checked_message(content: RecordDict, features: int | None) -> NDArray[np.float64]:
+def checked_message(content: RecordDict, features: int | None) -> Floats:
     """The message of a node, or `Refused`: a finite unit vector in float64 with as many entries as the others'."""
     record = content.array_records.get(VECTORS)
     if record is None or set(record) != {"message"}:
@@ -182,6 +220,14 @@ def checked_message(content: RecordDict, features: int | None) -> NDArray[np.flo
     if not np.isfinite(m).all() or abs(np.linalg.norm(m) - 1) > 1e-6:
         raise Refused("the message is no unit vector")
     return m
+
+
+def checked_loss(content: RecordDict) -> float:
+    """The loss of a node, or `Refused`: a finite number."""
+    loss = content.metric_records.get(METRICS, MetricRecord()).get("loss")
+    if not isinstance(loss, float) or not np.isfinite(loss):
+        raise Refused("sent no finite loss")
+    return loss
 
 
 def _decoded(array: Array, name: str) -> NDArray[Any]:

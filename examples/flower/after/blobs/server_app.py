@@ -12,7 +12,7 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context):
-    """Lead the run."""
+    """Run the federation."""
     strategy = Strategy(FedKin(beta=0.5), min_nodes=4, evaluate=True)
     result = strategy.start(
         grid=grid,

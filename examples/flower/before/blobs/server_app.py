@@ -11,7 +11,7 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context):
-    """Lead the run."""
+    """Run the federation."""
     strategy = FedAvg(min_available_nodes=4)
     result = strategy.start(
         grid=grid,

@@ -1,1 +1,1 @@
-"""Handwritten digits at a few nodes, learned together."""
+"""Handwritten digits on a few nodes."""

@@ -1,11 +1,11 @@
-"""The client half: the node's part of the digits."""
+"""The client half: the digits of the node's partition."""
 
 from digits import task
 from fedkin.flower import client_app
 
 
 def load_data(context):
-    """The samples of this node's partition, and their pixels before preprocessing, of which the message is made."""
+    """The samples of this node's partition, and their raw pixels, from which the message is computed."""
     federation, client = task.of(context), int(context.node_config["partition-id"])
     rows = federation.train.rows(client)
     return federation.train.x[rows], federation.train.y[rows], federation.raw(client)

@@ -13,7 +13,7 @@ app = ServerApp()
 
 @app.main()
 def main(grid, context):
-    """Lead a run of each algorithm."""
+    """Run each algorithm."""
     config = context.run_config
     gamma = config["step-size"]
     algorithms = {

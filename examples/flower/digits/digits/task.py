@@ -1,4 +1,4 @@
-"""What server and nodes share: the model, and how the digits are divided."""
+"""What server and nodes share: the model, and the partition of the digits."""
 
 from functools import cache
 
@@ -11,7 +11,7 @@ MODEL = Softmax(features=64, classes=10)
 
 @cache
 def federation(nodes: int, class_imbalance: float, size_imbalance: float, seed: int) -> Federation:
-    """The embedded digits, divided among the nodes. In earnest every node has data of its own instead."""
+    """The embedded digits, distributed over the nodes. In a real federation every node loads data of its own."""
     return federate(
         load("digits"), clients=nodes, class_imbalance=class_imbalance, size_imbalance=size_imbalance, seed=seed
     )

@@ -1,0 +1,1 @@
+"""Algorithms as users write them, on Flower."""
