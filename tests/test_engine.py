@@ -218,7 +218,7 @@ def test_weights_are_renormalised_over_those_present() -> None:
 
 @pytest.mark.parametrize("take_part", [0, 6])
 def test_take_part_out_of_range(take_part: int) -> None:
-    with pytest.raises(BadInput, match=f"take_part = {take_part} is out of range: from 1 to all 5 clients"):
+    with pytest.raises(BadInput, match=f"take_part = {take_part} is out of range: choose from 1 to all 5 clients"):
         simulation(small_federation(), Softmax(5, 3), FedAvg(), Local(), take_part=take_part)
 
 
