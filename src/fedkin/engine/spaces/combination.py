@@ -10,7 +10,7 @@ from torch import Tensor
 
 # A number, or one value per lane, (L, 1, 1): a tensor, or a NumPy array within combinations.
 Scalar = float | NDArray[np.float64] | Tensor
-Factor = float | Tensor  # a scalar in the form in which tensors are multiplied by it
+Factor = float | Tensor  # a scalar as a tensor is multiplied by it
 
 
 class Combination:
@@ -63,7 +63,7 @@ class Combination:
 
 
 def factor(scalar: Scalar, device: torch.device) -> Factor:
-    """A combination's scalar as a factor of tensors (…, P) or (…, O, n)."""
+    """A combination's scalar as what a tensor (…, P) or (…, O, n) can be multiplied by."""
     if isinstance(scalar, np.ndarray):
         with np.errstate(over="ignore"):  # a diverging lane is reported by the engine
             return torch.from_numpy(scalar.astype(np.float32)).to(device)

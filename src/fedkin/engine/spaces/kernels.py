@@ -69,7 +69,7 @@ def _tiles(count):  # type: ignore[no-untyped-def]
 def _add(  # type: ignore[no-untyped-def]
     rows, row, scale, count, panel, length, out, out_row, ahead, fetching, ahead_tile, by
 ):
-    """Compute out += scale · (rows @ panel) in tiles of similar height; the first `fetching` tiles prefetch at `ahead`."""
+    """Compute out += scale · (rows @ panel) in tiles of similar height; `fetching` of them prefetch at `ahead`."""
     tiles = _tiles(count)
     for number in range(tiles):
         height = count // tiles + (number < count % tiles)
@@ -94,7 +94,7 @@ def _add(  # type: ignore[no-untyped-def]
 
 @compiled("(int64, int64, int64, int64, int64, int64, int64)")
 def _mix(given, by, count, at, plus, out, length):  # type: ignore[no-untyped-def]
-    """Compute out = plus + Σ by·given for any number of parameters: whole SIMD vectors, then the remainder."""
+    """Compute out = plus + Σ by·given for any number of parameters: SIMD vectors, then the rest."""
     whole = length // LANE * LANE
     if whole > 0:
         mixture_of((given, by, count, at, plus, out, whole // LANE))
@@ -230,7 +230,7 @@ def models(trail, scale, x, given, by, out, total):  # type: ignore[no-untyped-d
 
 @compiled("(int64, int64, int64, int64, int64, int64, int64)")
 def _join(z, onehot, trail, rows, others, weight, samples):  # type: ignore[no-untyped-def]
-    """Compute trail += weight · (softmax(z) − onehot) for any number of samples: whole SIMD vectors, then the remainder."""
+    """Compute trail += weight · (softmax(z) − onehot) for any number of samples: SIMD vectors, then the rest."""
     whole = samples // LANE * LANE
     if whole > 0:
         join_residuals((z, onehot, trail, rows, others, weight, whole // LANE))
