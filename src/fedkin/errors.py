@@ -7,7 +7,7 @@ from difflib import get_close_matches
 class BadInput(ValueError):  # noqa: N818 - the name of the public interface
     """Invalid input by the user. The message is one sentence that ends with how to fix it.
 
-    The command line prints the message and exits with code 2.
+    The command line prints the message and exits with code 2. From Python it is a `ValueError`.
     """
 
 

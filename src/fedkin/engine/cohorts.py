@@ -94,7 +94,7 @@ class Steps:
 
 @cache
 def compiled_samples() -> type[Samples]:
-    """Sample space with compiled rounds if Numba is installed, else without."""
+    """Sample space with compiled rounds if Numba is installed and works, else without."""
     try:
         from fedkin.engine.spaces.compiled import Compiled
     except ImportError:
