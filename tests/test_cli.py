@@ -136,3 +136,16 @@ def test_help_names_the_commands(tmp_path: Path) -> None:
     for command in ("run", "graph", "report"):
         assert command in done.stdout
     assert fedkin("run", "--nonsense", cwd=tmp_path).returncode == 2
+
+
+def test_an_algorithm_from_outside_the_package(tmp_path: Path) -> None:
+    """The example of CONTRIBUTING.md, as it says."""
+    example = Path(__file__).parents[1] / "examples" / "own_algorithm"
+    command = ["run", "experiment.toml", "--out", str(tmp_path), "--set", "rounds=3"]
+    path = os.pathsep.join([".", *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = fedkin(*command, cwd=example, PYTHONPATH=path)
+    assert done.returncode == 0, done.stderr
+    assert "scaffold:Scaffold-server_step=0.7: " in done.stdout
+    report = fedkin("report", str(tmp_path / "experiment"), cwd=tmp_path)
+    assert report.returncode == 0, report.stderr
+    assert "Scaffold" in report.stdout

@@ -101,3 +101,8 @@ def test_the_readme_shows_the_folder_tree() -> None:
     readme = (ROOT / "README.md").read_text()
     for folder in (path.parent.relative_to(PACKAGE) for path in PACKAGE.rglob("__init__.py") if path.parent != PACKAGE):
         assert f"{folder.name}/" in readme, folder
+
+
+def test_contributing_shows_the_algorithm_of_the_example() -> None:
+    code = (ROOT / "examples" / "own_algorithm" / "scaffold.py").read_text().split("\n\n\n", 1)[1].rstrip()
+    assert f"```python\n{code}\n```" in (ROOT / "CONTRIBUTING.md").read_text()
