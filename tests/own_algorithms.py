@@ -91,7 +91,7 @@ class APFL(Algorithm):
 
 @dataclass(frozen=True, kw_only=True)
 class Swapped(Algorithm):
-    """Two vectors that become mixtures of each other in every step: not an algorithm, but the most difficult case for trails."""
+    """Two vectors that become mixtures of each other in every step: the most difficult case for trails."""
 
     def remember(self, model: Tensor) -> Tensors:
         return {"other": 0.5 * model, "constant": 0.1 * model}

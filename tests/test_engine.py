@@ -128,7 +128,7 @@ def test_module_stacked_equals_single_clients(algorithm: Algorithm) -> None:
 
 
 def test_a_large_penalty_in_sample_space() -> None:
-    """The scale of the trail shrinks by 1 − γ(λ + α) ≈ 0.03 per step: the trail is rescaled before precision is lost."""
+    """The scale of the trail shrinks by 1 − γ(λ + α) ≈ 0.03 per step: it is multiplied in before precision is lost."""
     run = simulation(small_federation(features=40), Softmax(40, 3), FedProx(alpha=1.2, step_size=0.8), LOCALS[0])
     assert_same(run)
 

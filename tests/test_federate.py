@@ -27,7 +27,7 @@ def test_federated_parts_are_as_imbalanced_as_asked(scheme: str) -> None:
 
 
 def test_clients_without_samples_are_reported() -> None:
-    """359 testing digits at 100 clients: n = 0, so that the assignment is random and leaves some clients without samples."""
+    """359 testing digits at 100 clients: n = 0, so all samples are assigned at random, none to some clients."""
     with pytest.raises(BadInput, match="testing clients hold no sample"):
         federate(load("digits"), clients=100, scheme="published")
 

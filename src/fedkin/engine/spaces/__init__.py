@@ -8,7 +8,10 @@ combination.py  `Combination`: linear combinations of named vectors
 script.py       `Script`: local steps as a list of instructions
 prepared.py     samples, Gram matrices and batches of a cohort
 norms.py        norms of gradients in sample space, for clipping
-kernels.py, inner_loops.py, vectors.py  the compiled code
+kernels.py      a compiled round of softmax regression
+inner_loops.py  its innermost loops
+vectors.py      SIMD code for them
+compilation.py  compilation by Numba, cached on disk
 """
 
 from fedkin.engine.spaces.combination import Combination
