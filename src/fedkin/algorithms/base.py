@@ -61,13 +61,15 @@ class Algorithm:
 
     step_size  γ > 0, a number or a schedule
 
-    Fields are the keys of `[algorithm]` in TOML. A field whose default is a float is a hyper-parameter: a number or a
-    schedule, which may differ between lanes. Fields of other types (strings, integers) are the same in all lanes.
+    Fields are keys of `[algorithm]` in TOML (`step_size` of `[local]`). A field whose default is a float is a hyper-
+    parameter: a number or a schedule, which may differ between lanes. Fields of other types (strings, integers) are the
+    same in all lanes.
 
     Shapes below: P parameters, m sampled clients, q any number of columns, … lanes (none in a single run).
 
     Example: server momentum, v ← μ v + Σ pᵢ wᵢ − w̄, then w̄ ← w̄ + v. The server state gets a second tensor.
 
+    >>> from dataclasses import dataclass
     >>> import torch, fedkin
     >>> @dataclass(frozen=True, kw_only=True)
     ... class FedMomentum(fedkin.Algorithm):

@@ -97,17 +97,17 @@ class RunFolder:
             if differing := _differences(_filled(old, usual), new):
                 key, before, now = differing[0]
                 raise BadInput(
-                    f"{self.path} holds a run with other settings ({key} was {before}, now {now}): "
+                    f"{self.path} contains a run with other settings ({key} was {before}, now {now}): "
                     "choose another --out or name, or run with --fresh to replace it"
                 )
         if begun and origin.get("data", data) != data:
             raise BadInput(
-                f"{self.path} holds a run on other data than is loaded now: "
+                f"{self.path} contains a run on other data than is loaded now: "
                 "choose another --out, or run with --fresh to replace it"
             )
         if begun and not (file.exists() and origin) and self._is_of_others():
             raise BadInput(
-                f"{self.path} holds rounds of other settings or other data: "
+                f"{self.path} contains rounds of other settings or other data: "
                 "choose another --out, or run with --fresh to replace them"
             )
         if not begun or origin.get("data") != data:
