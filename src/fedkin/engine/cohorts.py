@@ -3,6 +3,7 @@
 One large client at a time, many tiny ones stacked.
 """
 
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -93,10 +94,16 @@ class Steps:
 
 @cache
 def compiled_samples() -> type[Samples]:
-    """Sample space with compiled rounds if Numba is there, else without."""
+    """Sample space with compiled rounds if Numba is installed and works, else without."""
     try:
         from fedkin.engine.spaces.compiled import Compiled
     except ImportError:
+        return Samples
+    except Exception as error:  # whatever the compiler raises
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        warnings.warn(
+            f"Numba cannot compile the local steps ({reason}), so they take longer: reinstall it", stacklevel=2
+        )
         return Samples
     return Compiled
 
