@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from command_line import Refusal
 from fedkin.algorithms import ClientRows
 from fedkin.data.federation import Federation, from_rows
 from fedkin.engine.simulation import State
@@ -23,6 +24,12 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Refusal:
+    """The command within this process, for input that it refuses."""
+    return Refusal(monkeypatch, capsys)
 
 
 @pytest.fixture

@@ -1,22 +1,11 @@
 """The command, as a newcomer uses it."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from fedkin.cli import main
-
-FEW = ["--set", "rounds=2", "--set", "clients=5", "--set", "epochs=1"]
-
-
-def fedkin(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from fedkin.cli import main; main()", *arguments]
-    variables = {k: v for k, v in os.environ.items() if k != "FEDKIN_DATA"} | environment
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False, env=variables)
+from command_line import FEW, Refusal, fedkin
 
 
 def test_run_and_report(tmp_path: Path) -> None:
@@ -108,7 +97,7 @@ def test_bad_input_is_one_sentence(
     says: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    refused: Refusal,
 ) -> None:
     whole = npz(tmp_path / "whole.npz").read_bytes()
     (tmp_path / "damaged.npz").write_bytes(whole[: len(whole) // 2])
@@ -119,14 +108,7 @@ def test_bad_input_is_one_sentence(
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("FEDKIN_DATA", raising=False)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["fedkin", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 2
-    said = capsys.readouterr().err
-    assert says in said
-    assert said.strip().count("\n") == 0
-    assert said.startswith("fedkin: ")
+    assert says in refused(*arguments)
 
 
 def test_help_names_the_commands(tmp_path: Path) -> None:

@@ -179,11 +179,14 @@ def test_schedules_are_excluded(tmp_path: Path) -> None:
         softmax_report({**QUICK, "algorithm": moving}, out=tmp_path)
 
 
-def test_quadratics_take_no_settings() -> None:
+def test_quadratics_take_no_settings(tmp_path: Path) -> None:
     """They have a federation of their own."""
-    result = CliRunner().invoke(app, ["theory", "--quadratic", "--set", "rounds=2"])
-    assert isinstance(result.exception, BadInput)
-    assert "give it no file and no settings" in str(result.exception)
+    out = tmp_path / "out"
+    result = CliRunner().invoke(app, ["theory", "--quadratic", "--set", "rounds=2", "--out", str(out)])
+    assert result.exit_code == 2
+    assert "give it no file and no settings" in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert not out.exists(), "nothing was computed"
 
 
 def test_command_line(tmp_path: Path) -> None:

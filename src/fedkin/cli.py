@@ -8,9 +8,9 @@ import click
 import typer
 import typer.core
 
-from fedkin.errors import BadInput
-from fedkin.files import writable_folder
-from fedkin.output import console, prepare_streams, say_error
+from fedkin.errors import TOO_LARGE, BadInput, is_out_of_memory
+from fedkin.files import writable_file, writable_folder
+from fedkin.output import console, prepare_streams, say_error, show_warnings
 
 
 class Commands(typer.core.TyperGroup):
@@ -22,20 +22,16 @@ class Commands(typer.core.TyperGroup):
         except BadInput as error:
             say_error(str(error))
         except KeyboardInterrupt:
-            say_error("stopped; runs continue with the same command")
+            continues = ctx.invoked_subcommand in ("run", "reproduce")
+            say_error(f"stopped{'; the same command continues the runs' if continues else ''}")
             raise typer.Exit(130) from None
         except OSError as error:
             say_error(_in_a_sentence(error))
-        except MemoryError:
-            say_error(TOO_LARGE)
-        except RuntimeError as error:
-            if "allocate memory" not in str(error):  # PyTorch's way to say it
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
                 raise
             say_error(TOO_LARGE)
         raise typer.Exit(2)
-
-
-TOO_LARGE = "this does not fit into memory: use a smaller model or fewer clients, or close other programs"
 
 
 def _in_a_sentence(error: OSError) -> str:
@@ -43,6 +39,8 @@ def _in_a_sentence(error: OSError) -> str:
     where = f"{error.filename}: " if error.filename is not None else ""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"{where}the disk is full; what was written before is sound: free some space and run the command again"
+    if error.errno == errno.EISDIR:
+        return f"{where}there is a folder in the place of a file: remove it and run the command again"
     return f"{where}{error.strerror or error}: check the path, or choose another folder with --out"
 
 
@@ -98,7 +96,6 @@ def graph(
     from fedkin.experiments import progress
     from fedkin.reports.overview import views
 
-    writable_folder(out)
     with progress.shown(console()) as listener:
         shown = views(file, overrides=settings, out=out, data=data, listener=listener)
     for view in shown:
@@ -143,6 +140,11 @@ def bench(
     from fedkin.bench.command import run_benchmarks
     from fedkin.bench.timing import Options
 
+    for option, path in (("--json", json), ("--markdown", markdown)):
+        if path is not None:
+            writable_file(path, option)
+    if figure is not None:
+        writable_folder(figure.parent, "--figure")
     options = Options(repeat, quick=quick, **({} if threads is None else {"threads": threads}))
     run_benchmarks(what or [], options, console(), json=json, markdown=markdown, figure=figure)
 
@@ -207,6 +209,8 @@ def reproduce(
         console().print("\nRun one: fedkin reproduce NAME --data DIR. The theorems: fedkin theory.")
         return
     writable_folder(out)
+    if page is not None:
+        writable_file(page, "--page")
     with progress.shown(console()) as listener:
         shown = reproductions.reproduce(
             name,
@@ -230,4 +234,5 @@ def reproduce(
 def main() -> None:
     """Run the command."""
     prepare_streams()
+    show_warnings()
     app()

@@ -20,3 +20,21 @@ def nearest(word: str, valid: Iterable[str]) -> str:
     words = sorted(valid)
     close = get_close_matches(word, words, n=1, cutoff=0.6)
     return f" (did you mean '{close[0]}'?)" if close else f" (choose from: {', '.join(words)})"
+
+
+TOO_LARGE = "this does not fit into memory: use a smaller model or fewer clients, or close other programs"
+
+
+def in_short(error: BaseException) -> str:
+    """What kind of error, and the first line of what it says.
+
+    >>> in_short(KeyError("beta"))
+    "KeyError: 'beta'"
+    """
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory could not be had; PyTorch raises a RuntimeError then."""
+    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "allocate memory" in str(error))

@@ -1,9 +1,10 @@
 """Atomic writing of files, and JSON without NaN."""
 
+import contextlib
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +12,34 @@ from fedkin.errors import BadInput
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file so that a crash leaves either the old or the new content."""
+    """Write a file so that a crash leaves either the old or the new content. Devices are simply written to."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with errors_at(path):
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            path.write_bytes(content)
+            return
+        try:
+            with temporary.open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        finally:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def errors_at(path: Path) -> Iterator[None]:
+    """Errors of the system name the path: those of writing, such as a full disk, name none by themselves."""
     try:
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+        yield
+    except OSError as error:
+        error.filename, error.filename2 = str(path), None
+        raise
 
 
-def writable_folder(path: Path) -> Path:
+def writable_folder(path: Path, option: str = "--out") -> Path:
     """Create the folder if necessary and raise `BadInput` unless files can be written to it."""
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -32,7 +48,18 @@ def writable_folder(path: Path) -> Path:
         probe.unlink()
     except (OSError, ValueError) as error:  # a NUL in the path is a ValueError
         reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise BadInput(f"cannot write to {path} ({reason}): choose another folder with --out") from None
+        if isinstance(error, FileExistsError):
+            reason = "it is not a folder"
+        raise BadInput(f"cannot write to {path} ({reason}): choose another folder with {option}") from None
+    return path
+
+
+def writable_file(path: Path, option: str) -> Path:
+    """A file that can be written, in a folder made if need be: checked before the work, not after it."""
+    if path.is_dir():
+        raise BadInput(f"cannot write to {path} (it is a folder): give the name of a file to {option}")
+    if not path.exists() or path.is_file():
+        writable_folder(path.parent, option)
     return path
 
 

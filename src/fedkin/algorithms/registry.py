@@ -1,6 +1,5 @@
 """Algorithms by name: a built-in one, or `package.module:Class` for any other."""
 
-import importlib
 from dataclasses import fields
 from typing import Any
 
@@ -8,6 +7,7 @@ from fedkin.algorithms.base import Algorithm
 from fedkin.algorithms.family import FedAvg, FedKin, FedProx, FedSGD
 from fedkin.algorithms.schedules import Schedule
 from fedkin.errors import BadInput, nearest
+from fedkin.imports import imported_object
 
 # In the order in which reports list them.
 ALGORITHMS: dict[str, type[Algorithm]] = {
@@ -61,11 +61,7 @@ def label_of(name: str) -> str:
 
 
 def _imported(path: str) -> type[Algorithm]:
-    where, _, name = path.partition(":")
-    try:
-        found = getattr(importlib.import_module(where), name)
-    except Exception as error:  # any error raised by the user's module
-        raise BadInput(f"the algorithm '{path}' cannot be imported ({error}): check the path and PYTHONPATH") from None
+    found = imported_object(path, "algorithm")
     if not (isinstance(found, type) and issubclass(found, Algorithm)):
-        raise BadInput(f"'{path}' is not a subclass of fedkin.Algorithm: derive it from that class")
+        raise BadInput(f"'{path}' is not a subclass of fedkin.Algorithm: give the path of one")
     return found

@@ -34,7 +34,7 @@ def load(source: str | Path = "digits", data_dir: Path | None = None, *, seed: i
     their background is white, to match MNIST.
     """
     if str(source).lower().endswith(".npz"):
-        path = Path(source).expanduser()
+        path = _expanded(Path(source))
         if not path.exists():
             raise BadInput(f"there is no file {path}: give the path of an npz file")
         return _from_npz(path, path.stem, seed)
@@ -50,7 +50,7 @@ def load(source: str | Path = "digits", data_dir: Path | None = None, *, seed: i
     cache = _cache_dir()
     if data_dir is None:
         data_dir = Path(given) if (given := os.environ.get("FEDKIN_DATA")) else cache
-    home = Path(data_dir).expanduser()
+    home = _expanded(Path(data_dir))
     for folder in (home, cache):
         if (path := folder / f"{name}.npz").exists():
             return _from_npz(path, name, seed)
@@ -58,7 +58,15 @@ def load(source: str | Path = "digits", data_dir: Path | None = None, *, seed: i
 
 
 def _cache_dir() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedkin"
+    return _expanded(Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")) / "fedkin"
+
+
+def _expanded(path: Path) -> Path:
+    """A path with the home directory for `~`."""
+    try:
+        return path.expanduser()
+    except RuntimeError:
+        raise BadInput(f"the home directory in {path} is unknown: give the whole path") from None
 
 
 def _read(path: Path) -> dict[str, Array]:

@@ -3,6 +3,7 @@
 A cohort fits into the cache: a single large client, or many small ones stacked.
 """
 
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -98,6 +99,12 @@ def compiled_samples() -> type[Samples]:
     try:
         from fedkin.engine.spaces.compiled import Compiled
     except ImportError:
+        return Samples
+    except Exception as error:  # whatever the compiler raises
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        warnings.warn(
+            f"Numba cannot compile the local steps ({reason}), so they take longer: reinstall it", stacklevel=2
+        )
         return Samples
     return Compiled
 

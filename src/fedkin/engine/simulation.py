@@ -30,6 +30,7 @@ from fedkin.engine.spaces.samples import Samples
 from fedkin.engine.spaces.script import Script
 from fedkin.errors import BadInput
 from fedkin.graph.similarity import SimilarityGraph
+from fedkin.memory import check_memory
 from fedkin.models import Layered, Model, seeded
 from fedkin.types import Floats, Integers, Tensors
 
@@ -82,6 +83,9 @@ class Simulation:
         clients = len(self.federation.train)
         if self.take_part is not None and not 1 <= self.take_part <= clients:
             raise BadInput(f"take_part = {self.take_part} is out of range: choose from 1 to all {clients} clients")
+        if self.device.type == "cpu":  # the global model, and those that the sampled clients end with
+            lanes = len(self.algorithm) if isinstance(self.algorithm, Lanes) else 1
+            check_memory(lanes * (1 + (self.take_part or clients)) * self.model.size)
 
     @property
     def all_sampled(self) -> bool:

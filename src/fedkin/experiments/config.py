@@ -13,7 +13,7 @@ from fedkin.algorithms import Algorithm, algorithm_named
 from fedkin.algorithms.base import is_hyper
 from fedkin.algorithms.local import Local
 from fedkin.algorithms.schedules import Schedule
-from fedkin.errors import BadInput, nearest
+from fedkin.errors import BadInput, in_short, nearest
 
 Settings = dict[str, Any]
 MOST = 10**9  # maximum of integer settings
@@ -176,6 +176,10 @@ class AlgorithmSection(Section):
             return kind(**values)
         except BadInput as error:
             raise BadInput(f"algorithm {self.name}: {error}") from None
+        except (Exception, SystemExit) as error:  # whatever the user's class raises
+            raise BadInput(
+                f"the algorithm '{self.name}' cannot be built ({in_short(error)}): change its class or its settings"
+            ) from error
 
 
 def _field_value(kind: type[Algorithm], f: DataclassField[Any], value: Any) -> Any:

@@ -30,6 +30,7 @@ def plans(source: Path | str | Mapping[str, Any] | None = None, overrides: Seque
         settings = settings_from(source)
         for override in overrides:
             _override(settings, override)
+        _check_text(settings)
         return _plans(settings)
     except RecursionError:
         raise BadInput("the settings are nested too deeply: use lists of values or of tables") from None
@@ -119,6 +120,19 @@ def _override(settings: Settings, override: str) -> None:
     for entry in fitting:
         entry[leaf] = value
     settings["algorithm"] = entries
+
+
+def _check_text(value: Any, key: str = "") -> None:
+    """Refuse text that cannot be written to files: NUL, and bytes of the command line that are not UTF-8."""
+    if isinstance(value, Mapping):
+        for name, below in value.items():
+            _check_text(str(name), "a key")
+            _check_text(below, f"{key}.{name}" if key else str(name))
+    elif isinstance(value, list):
+        for entry in value:
+            _check_text(entry, key)
+    elif isinstance(value, str) and any(c == "\0" or "\ud800" <= c <= "\udfff" for c in value):
+        raise BadInput(f"{key} = {value!r} holds characters that cannot be written to a file: use others")
 
 
 def _as_list(value: Any) -> list[Any]:

@@ -131,6 +131,7 @@ class Bars(Silent):
         self.progress.update(self.all, note=what)
 
     def begin(self, name: str, rounds: int, done: int) -> None:
+        self.progress.update(self.all, note="")
         self.tasks[name] = self.progress.add_task(name, total=rounds, completed=done, note="")
 
     def round(self, name: str, record: Record) -> None:
@@ -146,6 +147,11 @@ class Bars(Silent):
         )
         self.progress.advance(self.all)
 
+    def close(self) -> None:
+        """Leave only the number of runs, if there were any."""
+        runs = self.progress.tasks[0].total
+        self.progress.update(self.all, note="", visible=runs is not None)
+
 
 @contextmanager
 def shown(console: Console) -> Iterator[Listener]:
@@ -156,3 +162,4 @@ def shown(console: Console) -> Iterator[Listener]:
     bars = Bars(console)
     with bars.progress:
         yield bars
+        bars.close()

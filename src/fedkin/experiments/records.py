@@ -32,7 +32,7 @@ from fedkin.errors import BadInput
 from fedkin.experiments.config import IMMATERIAL
 from fedkin.experiments.seals import KEY, is_sealed, origin_of, sealed_line, sealed_record, sound_lines, unusual
 from fedkin.experiments.tensor_files import read_tensors, write_tensors
-from fedkin.files import as_json, finite, write_atomically
+from fedkin.files import as_json, errors_at, finite, write_atomically
 from fedkin.types import Record
 
 
@@ -156,14 +156,16 @@ class RunFolder:
     def append(self, record: Record) -> None:
         """Append a record. The file is not kept open, as a group may have hundreds of runs."""
         line, self._seal = sealed_line(record, self._seal)
-        with (self.path / "rounds.jsonl").open("a", encoding="utf-8") as file:
+        path = self.path / "rounds.jsonl"
+        with errors_at(path), path.open("a", encoding="utf-8") as file:
             file.write(line)
 
     # -- checkpoints ----------------------------------------------------------------------------------------------
 
     def save(self, state: State) -> None:
-        """Write a checkpoint and remove all but the newest two, the second in case the first is damaged."""
-        with (self.path / "rounds.jsonl").open("rb") as rounds:
+        """Write a checkpoint, and remove all but the newest two: should one be damaged, the other is there."""
+        path = self.path / "rounds.jsonl"
+        with errors_at(path), path.open("rb") as rounds:
             os.fsync(rounds.fileno())
         tensors = {**_flat(state.server, "server"), **_flat(state.memory, "memory")}
         about = {"round": str(state.round), "origin": self._origin}

@@ -1,13 +1,13 @@
 """The model of a federation by name, import path or object."""
 
 import copy
-import importlib
 from typing import Any
 
 from torch import nn
 
 from fedkin.data.federation import Federation
-from fedkin.errors import BadInput, nearest
+from fedkin.errors import BadInput, in_short, is_out_of_memory, nearest
+from fedkin.imports import imported_object
 from fedkin.models.base import Model
 from fedkin.models.layered import MLP, Softmax
 from fedkin.models.module import Module
@@ -32,12 +32,17 @@ def build_model(federation: Federation, kind: str | nn.Module = "softmax", **set
         raise BadInput(
             f"unknown model '{kind}'{names}: give one of these, or an import path such as mypackage.models:Net"
         )
-    where, name = kind.split(":", 1)
-    try:
-        factory = getattr(importlib.import_module(where), name)
-    except (ImportError, AttributeError) as error:
-        raise BadInput(f"the model '{kind}' cannot be imported ({error}): check the path and PYTHONPATH") from None
-    try:
-        return Module(lambda: factory(**settings), federation.shape, classes)
-    except TypeError as error:
-        raise BadInput(f"the model '{kind}' cannot be built with {settings} ({error}): change model.args") from None
+    factory = imported_object(kind, "model")
+
+    def built() -> nn.Module:
+        try:
+            net: nn.Module = factory(**settings)
+        except (Exception, SystemExit) as error:  # whatever the user's code raises
+            if is_out_of_memory(error):
+                raise
+            raise BadInput(
+                f"the model '{kind}' cannot be built with {settings} ({in_short(error)}): change model.args"
+            ) from error
+        return net
+
+    return Module(built, federation.shape, classes)

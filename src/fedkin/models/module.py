@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from fedkin.errors import BadInput
+from fedkin.errors import BadInput, in_short, is_out_of_memory
 from fedkin.models.base import seeded
 
 
@@ -42,9 +42,11 @@ class Module:
             with torch.no_grad():
                 first, again = (net.train()(torch.ones(2, *self.shape)) for _ in range(2))
             object.__setattr__(self, "parallel", torch.equal(first, again))
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # whatever the user's code raises
+            if is_out_of_memory(error):
+                raise
             raise BadInput(
-                f"the module does not take samples of shape {self.shape} ({error}): change its first layer"
+                f"the module does not take samples of shape {self.shape} ({in_short(error)}): change its first layer"
             ) from error
         if tuple(out.shape) != (2, self.classes):
             raise BadInput(

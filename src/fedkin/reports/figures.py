@@ -16,6 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.text import Text
 from matplotlib.ticker import LogFormatterSciNotation, LogLocator, MaxNLocator, NullFormatter, NullLocator
 from numpy.typing import ArrayLike, NDArray
 
@@ -80,6 +81,7 @@ def save(figure: Figure, path_without_suffix: Path | str) -> list[Path]:
     # By default matplotlib writes the time into a PDF and its version into a PNG.
     metadata: dict[str, dict[str, None]] = {"png": {"Software": None}, "pdf": {"CreationDate": None}}
     written = []
+    without_formulas(figure)
     with style():
         for suffix, entries in metadata.items():
             # Appended, not `with_suffix`: the name of an experiment may contain a dot (beta0.5).
@@ -89,6 +91,13 @@ def save(figure: Figure, path_without_suffix: Path | str) -> list[Path]:
             write_atomically(path, content.getvalue())
             written.append(path)
     return written
+
+
+def without_formulas(figure: Figure) -> None:
+    """Show a dollar in a name as it is: matplotlib would read what follows as a formula, as in labels of ticks."""
+    for text in figure.findobj(Text):
+        if isinstance(text, Text) and "$" in text.get_text() and "mathdefault" not in text.get_text():
+            text.set_parse_math(False)
 
 
 def federation_figure(

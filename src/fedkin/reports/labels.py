@@ -33,7 +33,10 @@ def is_number(value: object) -> bool:
 
 def number(value: object) -> float:
     """A value as a number, NaN if it is not one."""
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+    try:
+        return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+    except OverflowError:  # an integer of hundreds of digits
+        return math.nan
 
 
 def comparable(value: object) -> str:

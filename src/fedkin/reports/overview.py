@@ -15,6 +15,7 @@ from fedkin.experiments.config import Experiment
 from fedkin.experiments.grid import plans
 from fedkin.experiments.preparation import Preparation
 from fedkin.experiments.progress import Listener, Silent
+from fedkin.files import writable_folder
 from fedkin.graph.similarity import MANY, SimilarityGraph
 from fedkin.reports.figures import federation_figure, save
 from fedkin.reports.histograms import histogram_text, sparkline
@@ -40,10 +41,9 @@ def views(
         if key in seen:
             continue
         seen.append(key)
+        folder = writable_folder(Path(out) / config.name)
         federation, graph = preparation.federation(config), preparation.graph(config)
         name = "federation" if len(seen) == 1 else f"federation-{len(seen)}"
-        folder = Path(out) / config.name
-        folder.mkdir(parents=True, exist_ok=True)
         figure = federation_figure(
             federation.train.sizes,
             federation.train.class_counts(federation.classes),

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 def plot(results: Sequence[Result], path: Path | str | None = None) -> "Figure":
     """The curves of several results in one figure, saved if a path is given (png, pdf, svg)."""
     from fedkin.reports.curves import curves  # imports matplotlib, which is slow and not needed for training
+    from fedkin.reports.figures import without_formulas
 
     runs = [
         Run(
@@ -29,6 +30,7 @@ def plot(results: Sequence[Result], path: Path | str | None = None) -> "Figure":
         for place, result in enumerate(results)
     ]
     figure = curves(with_differences(runs))
+    without_formulas(figure)
     if path is not None:
         figure.savefig(path)
     return figure

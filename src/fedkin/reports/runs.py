@@ -33,7 +33,8 @@ def collect(folder: Path | str) -> list[Run]:
         try:
             run = _read_run(place)
         except (OSError, ValueError, KeyError, TypeError) as error:
-            warnings.warn(f"left out the run {place}: {error}", stacklevel=2)
+            reason = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else error
+            warnings.warn(f"left out the run {place}: {reason}; remove its folder, or run it again", stacklevel=2)
         else:
             runs += [run] if run else []
     if not runs:
@@ -72,7 +73,8 @@ def _read_run(folder: Path) -> Run | None:
 def _object(path: Path) -> Record:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+        json.dumps(content, ensure_ascii=False).encode()  # halves of characters cannot be written to a report
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path.name} is not valid JSON ({error})") from None
     if not isinstance(content, dict):
         raise ValueError(f"{path.name} holds no table of names and values")
@@ -88,7 +90,7 @@ def _series(text: str) -> dict[str, Floats]:
             record = json.loads(line)
             if not isinstance(record, dict) or not isinstance(record.get("round"), int):
                 raise ValueError("no round number")
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             if position == len(lines) - 1:
                 break  # the process was killed while it wrote this line
             raise ValueError(f"line {place} of rounds.jsonl is damaged ({error})") from None

@@ -11,15 +11,14 @@ the last class, which saves one of K rows. A bias is the weight of an additional
 All functions run in one thread and release the global interpreter lock.
 """
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from numba import njit
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedkin.engine.spaces.compilation import compiled
 from fedkin.engine.spaces.inner_loops import (
     LINE,
     MOST,
@@ -36,19 +35,6 @@ from fedkin.engine.spaces.inner_loops import (
     turn_samples,
 )
 from fedkin.engine.spaces.vectors import LANE, NUMBER
-
-
-def compiled(signature: str) -> Callable[[Any], Any]:
-    """Compile for arguments of these types, once: the result is kept on disk, if there is a place for it."""
-
-    def made(function: Any) -> Any:
-        try:
-            return njit(signature, nogil=True, error_model="numpy", cache=True)(function)
-        except RuntimeError:  # nowhere may be written
-            return njit(signature, nogil=True, error_model="numpy")(function)
-
-    return made
-
 
 # -- rows times panels -------------------------------------------------------------------------------------------------
 

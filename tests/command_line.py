@@ -1,0 +1,59 @@
+"""The command `fedkin` in tests: as a process, and within this one where only its refusal is of interest."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import IO, Any
+
+import pytest
+
+from fedkin import output
+from fedkin.cli import main
+
+FEW = ["--set", "rounds=2", "--set", "clients=5", "--set", "epochs=1"]
+COMMAND = [sys.executable, "-c", "from fedkin.cli import main; main()"]
+
+
+def environment(**more: str) -> dict[str, str]:
+    return {k: v for k, v in os.environ.items() if k != "FEDKIN_DATA"} | more
+
+
+def fedkin(*arguments: str | bytes, cwd: Path, **more: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, *arguments], cwd=cwd, capture_output=True, text=True, check=False, env=environment(**more)
+    )
+
+
+def started(*arguments: str, cwd: Path, stdout: int | IO[Any] = subprocess.PIPE) -> subprocess.Popen[str]:
+    """A process that is still running, in a session of its own."""
+    return subprocess.Popen(
+        [*COMMAND, *arguments],
+        cwd=cwd,
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+        start_new_session=True,
+    )
+
+
+def is_one_sentence(said: str) -> bool:
+    return said.startswith("fedkin: ") and said.endswith("\n") and said.count("\n") == 1
+
+
+class Refusal:
+    """The command within this process, which must end with exit code 2 and one sentence: `refused(…)` returns it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        self.monkeypatch, self.capsys = monkeypatch, capsys
+
+    def __call__(self, *arguments: str) -> str:
+        output.say_warning.cache_clear()
+        self.monkeypatch.setattr(sys, "argv", ["fedkin", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        said = self.capsys.readouterr().err
+        assert ended.value.code == 2, said
+        assert is_one_sentence(said)
+        return said

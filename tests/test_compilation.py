@@ -1,0 +1,194 @@
+"""Numba's cache on disk: damaged, stale or not writable, it never changes a result."""
+
+import errno
+import importlib.util
+import shutil
+import struct
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("numba")
+
+import numba
+from numba.core import caching
+
+from fedkin.engine import cohorts
+from fedkin.engine.spaces import compilation
+from fedkin.engine.spaces.samples import Samples
+
+FACTOR, OTHER = 1234.5678, 4321.8765
+SOURCE = f"""
+from fedkin.engine.spaces.compilation import compiled
+
+@compiled("float64(float64)")
+def scaled(x):
+    return {FACTOR} * x
+"""
+
+
+@pytest.fixture
+def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Any]]:
+    """A module with one compiled function, imported anew by every call, as by a new process."""
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path / "cache"))
+    compilation.warn_not_stored.cache_clear()
+    path = tmp_path / "tiny.py"
+    path.write_text(SOURCE)
+
+    def imported() -> Any:
+        spec = importlib.util.spec_from_file_location("tiny", path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module.scaled
+
+    yield imported
+    compilation.warn_not_stored.cache_clear()
+
+
+def stored(folder: Path, suffix: str) -> Path:
+    (found,) = folder.rglob(f"*{suffix}")
+    return found
+
+
+def was_loaded(function: Any) -> bool:
+    return bool(function.stats.cache_hits)
+
+
+def with_another_factor(path: Path) -> None:
+    """Machine code that computes something else."""
+    code, before = path.read_bytes(), struct.pack("<d", FACTOR)
+    assert before in code
+    path.write_bytes(code.replace(before, struct.pack("<d", OTHER)))
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-40])
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def turn_into_folder(path: Path) -> None:
+    path.unlink()
+    (path / "inside").mkdir(parents=True)
+
+
+def nest_deeply(path: Path) -> None:
+    path.write_bytes(b"[" * 100_000)
+
+
+def test_a_second_process_loads_what_the_first_compiled(tiny: Callable[[], Any]) -> None:
+    assert not was_loaded(tiny())
+    again = tiny()
+    assert was_loaded(again)
+    assert again(2.0) == 2 * FACTOR
+
+
+@pytest.mark.parametrize(
+    ("suffix", "damage"),
+    [
+        (".nbc", with_another_factor),
+        (".nbc", truncate),
+        (".nbc", turn_into_folder),
+        (".nbi", truncate),
+        (".nbi", empty),
+        (".nbi", turn_into_folder),
+        (".digests", Path.unlink),
+        (".digests", truncate),
+        (".digests", turn_into_folder),
+        (".digests", nest_deeply),
+    ],
+)
+def test_damaged_files_are_compiled_again(
+    suffix: str, damage: Callable[[Path], None], tiny: Callable[[], Any], tmp_path: Path
+) -> None:
+    tiny()
+    damage(stored(tmp_path / "cache", suffix))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        mended, again = tiny(), tiny()
+    assert not was_loaded(mended)
+    assert mended(2.0) == 2 * FACTOR
+    assert was_loaded(again)
+    assert again(2.0) == 2 * FACTOR
+
+
+def test_code_compiled_from_other_sources_is_not_used(
+    tiny: Callable[[], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Numba itself would not notice: the code of `vectors` is part of functions in `kernels`."""
+    package, copies = Path(compilation.__file__).parent, tmp_path / "package"
+    copies.mkdir()
+    for name in compilation.SOURCES:
+        shutil.copy(package / name, copies)
+    monkeypatch.setattr("importlib.resources.files", lambda _: copies)
+    try:
+        for name in compilation.SOURCES:
+            compilation.sources_digest.cache_clear()
+            tiny()
+            (copies / name).write_bytes((copies / name).read_bytes() + b"\n# changed")
+            compilation.sources_digest.cache_clear()
+            assert not was_loaded(tiny())
+            assert was_loaded(tiny())
+    finally:
+        compilation.sources_digest.cache_clear()
+
+
+def test_sources_are_all_modules_that_are_compiled() -> None:
+    """Those with code for Numba, and what they import of this package."""
+    folder = Path(compilation.__file__).parent
+    for name in ("kernels.py", "inner_loops.py", "vectors.py"):
+        for line in (folder / name).read_text().splitlines():
+            if line.startswith("from fedkin.engine.spaces."):
+                assert f"{line.split()[1].rpartition('.')[2]}.py" in compilation.SOURCES
+
+
+def full(*_: Any) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize("where", [(caching.IndexDataCacheFile, "_open_for_write"), (compilation, "write_atomically")])
+def test_a_full_disk_is_mentioned_once(
+    where: tuple[Any, str], tiny: Callable[[], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For all functions together; the next process with space stores them."""
+    with monkeypatch.context() as patch:
+        patch.setattr(*where, full)
+        with pytest.warns(UserWarning, match="No space left on device.*set NUMBA_CACHE_DIR") as said:
+            functions = [tiny(), tiny()]
+    assert len(said) == 1
+    assert [function(2.0) for function in functions] == [2 * FACTOR] * 2
+    assert not was_loaded(tiny())
+    assert was_loaded(tiny())
+
+
+def test_without_a_folder_to_write_to(tiny: Callable[[], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(caching.CacheImpl, "_locator_classes", [])
+    with pytest.warns(UserWarning, match="no folder can be written to"):
+        function = tiny()
+    assert function(2.0) == 2 * FACTOR
+
+
+def test_a_compiler_that_fails_is_mentioned_and_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(name: str, *others: Any) -> Any:
+        if name == "fedkin.engine.spaces.compiled":
+            raise RuntimeError("LLVM ERROR\nmore")
+        return real(name, *others)
+
+    real = __builtins__["__import__"]  # type: ignore[index]
+    cohorts.compiled_samples.cache_clear()
+    monkeypatch.setitem(__builtins__, "__import__", broken)  # type: ignore[arg-type]
+    try:
+        with pytest.warns(UserWarning, match=r"cannot compile the local steps \(RuntimeError: LLVM ERROR\)"):
+            assert cohorts.compiled_samples() is Samples
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert cohorts.compiled_samples() is Samples
+    finally:
+        cohorts.compiled_samples.cache_clear()
