@@ -1,5 +1,6 @@
 """Linear combinations of named vectors: what an algorithm's step comes to before a single parameter is touched."""
 
+import math
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
@@ -11,6 +12,7 @@ from torch import Tensor
 # With an entry a lane, (L, 1, 1): a tensor, or inside combinations a NumPy array.
 Scalar = float | NDArray[np.float64] | Tensor
 Factor = float | Tensor  # a scalar as a tensor is multiplied by it
+LARGEST = torch.finfo(torch.float32).max
 
 
 class Combination:
@@ -63,11 +65,15 @@ class Combination:
 
 
 def factor(scalar: Scalar, device: torch.device) -> Factor:
-    """A combination's scalar as what a tensor (…, P) or (…, O, n) can be multiplied by."""
+    """A combination's scalar as what a tensor (…, P) or (…, O, n) can be multiplied by.
+
+    Above what single precision holds it is infinite: a diverging lane is reported by the engine.
+    """
     if isinstance(scalar, np.ndarray):
-        with np.errstate(over="ignore"):  # a diverging lane is reported by the engine
+        with np.errstate(over="ignore"):
             return torch.from_numpy(scalar.astype(np.float32)).to(device)
-    return scalar
+    # As a factor of a sum, PyTorch would refuse it.
+    return math.copysign(math.inf, scalar) if abs(scalar) > LARGEST else scalar
 
 
 def is_zero(scalar: Scalar) -> bool:
