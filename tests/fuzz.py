@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 
 from fedkin.types import Record
@@ -18,9 +18,11 @@ from fedkin.types import Record
 TIMES = int(os.environ.get("FEDKIN_FUZZ", "0"))  # so many times the examples of the test suite; 0: the suite itself
 
 
-def examples(count: int) -> settings:
-    """How a fuzzer is carried out."""
+def examples(count: int, shrink: bool = True) -> settings:
+    """How a fuzzer is carried out; `shrink`, whether a smaller example makes a failure easier to understand."""
+    phases = [Phase.explicit, Phase.generate, *([Phase.shrink] if shrink else [])]
     return settings(
+        phases=phases,
         max_examples=count * max(TIMES, 1),
         derandomize=not TIMES,
         database=None,  # so that a seed alone says which examples are tried
@@ -124,10 +126,14 @@ ODD: st.SearchStrategy[Any] = st.recursive(
     | st.sampled_from(ODD_WORDS)
     | st.text(max_size=8)
     | st.fixed_dictionaries({"from": st.sampled_from(ODD_NUMBERS), "to": FRACTIONS, "over": st.integers(-1, 3)}),
-    lambda below: st.lists(below, max_size=2) | st.dictionaries(st.text(max_size=4) | st.just("name"), below, max_size=2),
+    lambda below: (
+        st.lists(below, max_size=2) | st.dictionaries(st.text(max_size=4) | st.just("name"), below, max_size=2)
+    ),
     max_leaves=4,
 )
-ODD_KEYS = st.sampled_from(["betta", "", "algorithm.name", "a b", "[x]", "\0", "seed.seed", "local", "学"]) | st.text(max_size=6)
+ODD_KEYS = st.sampled_from(["betta", "", "algorithm.name", "a b", "[x]", "\0", "seed.seed", "local", "学"]) | st.text(
+    max_size=6
+)
 
 
 def put(settings: Record, path: str, value: Any) -> None:
@@ -161,7 +167,7 @@ def spoiled(draw: st.DrawFn) -> Record:
     # Whole sections too.
     keys = st.sampled_from([*VALID, "name", "model.args", "algorithm", "data", "partition", "graph", "model", "local"])
     for _ in range(draw(st.integers(1, 2))):
-        put(made, draw(keys | algorithm | ODD_KEYS), draw(ODD))
+        put(made, draw(keys | algorithm | ODD_KEYS), draw(st.sampled_from(ODD_NUMBERS) | ODD))
     return made
 
 
@@ -184,10 +190,15 @@ def written(value: Any) -> str:
 def overrides(draw: st.DrawFn) -> list[str]:
     """Arguments of --set: full keys and bare ones, right and wrong."""
     made = []
-    for _ in range(draw(st.integers(1, 3))):
-        key = draw(st.sampled_from(sorted(VALID)) | st.sampled_from(["algorithm.beta", "beta", "alpha", "model.args.x"]) | ODD_KEYS)
-        value = draw(VALID.get(key, ODD) if draw(st.booleans()) else ODD)
+    for _ in range(draw(st.integers(1, 2))):
+        key = draw(
+            st.sampled_from(sorted(VALID))
+            | st.sampled_from(["algorithm.beta", "beta", "alpha", "model.args.x"])
+            | ODD_KEYS
+        )
+        value = draw(VALID.get(key, ODD) | st.sampled_from(ODD_NUMBERS) | ODD)
         key = key.rpartition(".")[2] if draw(st.booleans()) else key
-        text = draw(st.sampled_from([written(value), str(value)]) | st.text(max_size=8))
-        made.append(draw(st.sampled_from([f"{key}={text}", f" {key} = {text} ", f"{key}", f"{key}=[{text}, {text}]"])))
+        text = draw(st.sampled_from([written(value)] * 3 + [str(value)]) | st.text(max_size=8))
+        forms = [f"{key}={text}"] * 3 + [f" {key} = {text} ", f"{key}", f"{key}=[{text}, {text}]"]
+        made.append(draw(st.sampled_from(forms)))
     return made

@@ -32,7 +32,7 @@ def collect(folder: Path | str) -> list[Run]:
     for place in sorted(found):
         try:
             run = _read_run(place)
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             warnings.warn(f"left out the run {place}: {error}", stacklevel=2)
         else:
             runs += [run] if run else []
