@@ -54,6 +54,10 @@ class Combination:
     def __truediv__(self, scalar: Scalar) -> "Combination":
         return self.__mul__(1 / scalar)
 
+    def of_something(self, name: str) -> "Combination":
+        """The same, with at least one term: zero is zero times the named vector."""
+        return self if self.terms else Combination({name: 0.0})
+
     @classmethod
     def __torch_function__(cls, function: Any, _: Any, args: tuple[Any, ...] = (), __: Any = None) -> "Combination":
         """A tensor times a combination. Without this PyTorch finds out by an exception, which is slow."""
@@ -72,8 +76,9 @@ def factor(scalar: Scalar, device: torch.device) -> Factor:
     if isinstance(scalar, np.ndarray):
         with np.errstate(over="ignore"):
             return torch.from_numpy(scalar.astype(np.float32)).to(device)
-    # As a factor of a sum, PyTorch would refuse it.
-    return math.copysign(math.inf, scalar) if abs(scalar) > LARGEST else scalar
+    if isinstance(scalar, Tensor) or not abs(scalar) > LARGEST:
+        return scalar
+    return math.copysign(math.inf, scalar)  # in a sum, PyTorch would refuse it
 
 
 def is_zero(scalar: Scalar) -> bool:
@@ -107,7 +112,7 @@ def combined(terms: Sequence[tuple[Scalar, Tensor]], out: Tensor | None = None) 
             else:
                 z = torch.add(z, part, alpha=by, out=out)
             own = True
-    assert z is not None, "no algorithm asks for the gradient at nothing"
+    assert z is not None, "without terms it has no shape"
     return z if own or out is None else out.copy_(z)
 
 
