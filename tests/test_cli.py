@@ -1,5 +1,6 @@
 """The command, as a newcomer uses it."""
 
+import os
 from pathlib import Path
 
 import numpy as np

@@ -8,7 +8,18 @@ class BadInput(ValueError):  # noqa: N818 - the name of the public interface
     """Invalid input by the user. The message is one sentence that ends with how to fix it.
 
     The command line prints the message and exits with code 2. From Python it is a `ValueError`.
+
+    Messages quote what the user gave. It may be long, have several lines or characters that a terminal obeys, so a
+    message is made one line of printable characters, of which the middle is left out if there are too many.
     """
+
+    def __init__(self, sentence: str) -> None:
+        line = "".join(c if c.isprintable() else " " if c.isspace() else ascii(c)[1:-1] for c in sentence)
+        half = MOST_CHARACTERS // 2
+        super().__init__(line if len(line) <= MOST_CHARACTERS else f"{line[:half]} … {line[-half:]}")
+
+
+MOST_CHARACTERS = 380  # of a message: four lines of a terminal
 
 
 def nearest(word: str, valid: Iterable[str]) -> str:

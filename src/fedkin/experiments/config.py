@@ -191,6 +191,10 @@ def _field_value(kind: type[Algorithm], f: DataclassField[Any], value: Any) -> A
             return validated(Scheduled, dict(value), f"algorithm.{f.name}").schedule()
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise BadInput(f"algorithm.{f.name} = {value!r} is not valid: it must be a number or a schedule")
+        try:
+            return float(value)
+        except OverflowError:  # a whole number of hundreds of digits
+            raise BadInput(f"algorithm.{f.name} is out of range: give a smaller number") from None
     elif f.default is not MISSING and f.default is not None and type(value) is not type(f.default):
         raise BadInput(f"algorithm.{f.name} = {value!r} is not valid: it must be {NOUNS[type(f.default)]}")
     return value
@@ -255,7 +259,7 @@ class Experiment(Section):
     @field_validator("name")
     @classmethod
     def _plain(cls, name: str) -> str:
-        if not name or name != Path(name).name or name.startswith("."):
+        if not name.isprintable() or name != Path(name).name or name.startswith(".") or not name:
             raise BadInput(f"name = '{name}' is not valid: it must be usable as the name of a folder")
         return name
 

@@ -156,8 +156,10 @@ def _full_key(key: str) -> str:
         return ends[0]
     if ends:
         raise BadInput(f"'{key}' could be any of {', '.join(ends)}: write one of them out")
-    leaves = {k.rpartition(".")[2] for k in known}
-    raise BadInput(f"unknown key '{key}'{nearest(key, leaves if '.' not in key else known)}")
+    hint = nearest(key, known if "." in key else {k.rpartition(".")[2] for k in known})
+    if "did you mean" not in hint:  # all keys there are would be a page
+        hint = f": give one of {', '.join(SECTIONS)}, or SECTION.KEY"
+    raise BadInput(f"unknown key '{key}'{hint}")
 
 
 def _expand(value: Any, path: str = "") -> Iterator[tuple[dict[str, Any], Any]]:

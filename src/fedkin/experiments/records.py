@@ -61,10 +61,9 @@ class RunFolder:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = (self.path / ".lock").open("wb")
-        except OSError as error:
-            raise BadInput(
-                f"cannot write to {self.path} ({error.strerror}): choose another folder with --out"
-            ) from None
+        except (OSError, ValueError) as error:  # a NUL in the path is a ValueError
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise BadInput(f"cannot write to {self.path} ({reason}): choose another folder with --out") from None
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -87,6 +86,9 @@ class RunFolder:
         """Write configuration and digests, or raise if the folder has a run with other ones."""
         settings = {key: value for key, value in new.items() if key not in IMMATERIAL}
         self._origin = self._seal = origin_of(unusual(settings, usual), data)
+        for entry in self.path.iterdir():
+            if re.fullmatch(r".*\.(json|jsonl|safetensors)", entry.name) and entry.is_dir():
+                raise BadInput(f"{entry} is a folder where a file should be: remove it, or run again with --fresh")
         file, origin = self.path / "config.json", self.origin()
         begun = {entry.name for entry in self.path.iterdir()} - {".lock", file.name, "origin.json"}
         if begun and file.exists():
@@ -129,12 +131,16 @@ class RunFolder:
 
     # -- records --------------------------------------------------------------------------------------------------
 
+    def _rounds(self) -> bytes:
+        """The content of rounds.jsonl; nothing if there is none."""
+        try:
+            return (self.path / "rounds.jsonl").read_bytes()
+        except OSError:
+            return b""
+
     def _lines(self) -> list[bytes]:
         """The complete lines of rounds.jsonl."""
-        try:
-            return (self.path / "rounds.jsonl").read_bytes().split(b"\n")[:-1]
-        except OSError:
-            return []
+        return self._rounds().split(b"\n")[:-1]
 
     def _is_of_others(self) -> bool:
         """Whether the first round has the seal of a run with other settings or data."""
@@ -151,7 +157,8 @@ class RunFolder:
         for record in records:
             line, self._seal = sealed_line(record, self._seal)
             text += line
-        write_atomically(self.path / "rounds.jsonl", text.encode())
+        if not text or text.encode() != self._rounds():
+            write_atomically(self.path / "rounds.jsonl", text.encode())
 
     def append(self, record: Record) -> None:
         """Append a record. The file is not kept open, as a group may have hundreds of runs."""
@@ -222,6 +229,7 @@ class RunFolder:
             done, last = sound_lines(lines, self._origin)
             if summary != json.loads(as_json(sealed_record(summary, last))):
                 return None
+            self.keep_records(done)  # without what follows them: rubbish, as the summary seals the last
         if len(done) != summary.get("rounds"):
             return None
         return {key: value for key, value in summary.items() if key != KEY}, done, model

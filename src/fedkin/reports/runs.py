@@ -32,7 +32,7 @@ def collect(folder: Path | str) -> list[Run]:
     for place in sorted(found):
         try:
             run = _read_run(place)
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             reason = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else error
             warnings.warn(f"left out the run {place}: {reason}; remove its folder, or run it again", stacklevel=2)
         else:

@@ -1,5 +1,6 @@
 """Linear combinations of named vectors: an algorithm's step in symbolic form."""
 
+import math
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
@@ -11,6 +12,7 @@ from torch import Tensor
 # A number, or one value per lane, (L, 1, 1): a tensor, or a NumPy array within combinations.
 Scalar = float | NDArray[np.float64] | Tensor
 Factor = float | Tensor  # a scalar as a tensor is multiplied by it
+LARGEST = torch.finfo(torch.float32).max
 
 
 class Combination:
@@ -52,6 +54,10 @@ class Combination:
     def __truediv__(self, scalar: Scalar) -> "Combination":
         return self.__mul__(1 / scalar)
 
+    def of_something(self, name: str) -> "Combination":
+        """The same, with at least one term: zero is zero times the named vector."""
+        return self if self.terms else Combination({name: 0.0})
+
     @classmethod
     def __torch_function__(cls, function: Any, _: Any, args: tuple[Any, ...] = (), __: Any = None) -> "Combination":
         """Tensor * combination. Without this method PyTorch raises and catches an exception, which is slow."""
@@ -63,11 +69,16 @@ class Combination:
 
 
 def factor(scalar: Scalar, device: torch.device) -> Factor:
-    """A combination's scalar as what a tensor (…, P) or (…, O, n) can be multiplied by."""
+    """A combination's scalar as what a tensor (…, P) or (…, O, n) can be multiplied by.
+
+    Above what single precision holds it is infinite: a diverging lane is reported by the engine.
+    """
     if isinstance(scalar, np.ndarray):
-        with np.errstate(over="ignore"):  # a diverging lane is reported by the engine
+        with np.errstate(over="ignore"):
             return torch.from_numpy(scalar.astype(np.float32)).to(device)
-    return scalar
+    if isinstance(scalar, Tensor) or not abs(scalar) > LARGEST:
+        return scalar
+    return math.copysign(math.inf, scalar)  # in a sum, PyTorch would refuse it
 
 
 def is_zero(scalar: Scalar) -> bool:
@@ -101,7 +112,7 @@ def combined(terms: Sequence[tuple[Scalar, Tensor]], out: Tensor | None = None) 
             else:
                 z = torch.add(z, part, alpha=by, out=out)
             own = True
-    assert z is not None, "a combination without terms"
+    assert z is not None, "without terms it has no shape"
     return z if own or out is None else out.copy_(z)
 
 

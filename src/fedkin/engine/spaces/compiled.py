@@ -67,7 +67,7 @@ class Compiled(Samples):
     @staticmethod
     def unchanged(script: Script, v: Combination, given: Tensors) -> Tensor:
         """A vector to which no gradient was added: a combination of received and remembered vectors."""
-        terms = script.spread(v).terms
+        terms = script.spread(v).of_something("model").terms
         return combined([(scalar, given[name]) for name, scalar in terms.items()])
 
 

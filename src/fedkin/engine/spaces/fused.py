@@ -43,6 +43,7 @@ class Fused(Plain):
         batch, local = self.batches[k], self.local
 
         def gradient(v: Combination) -> Combination:
+            v = v.of_something("model")
             (first, scalar), *others = v.terms.items()
             alone = not others and is_one(scalar)
             g = self._loss_gradient(self.basis[first] if alone else self._sum(v), batch)

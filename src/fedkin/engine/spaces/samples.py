@@ -227,7 +227,7 @@ class Samples(Norms, Symbolic):
 
     def _lowered(self, v: Combination, into: Tensor | None) -> Tensor:
         """The parameters Σ cⱼ·vⱼ + s·A x; biases change by s times the row sums of A."""
-        terms = self.spread(v).terms
+        terms = self.spread(v).of_something("model").terms
         (first, scalar), *others = terms.items()
         if not others and first in self.given and isinstance(scalar, float) and scalar == 1 and into is None:
             return self.given[first]  # unchanged

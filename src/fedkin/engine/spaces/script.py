@@ -96,7 +96,7 @@ class Symbolic(ABC):
         """λ·v plus the gradient of the loss on the batch, a new basis vector."""
 
         def gradient(v: Combination) -> Combination:
-            v = self._at_points(v)
+            v = self._at_points(v.of_something("model"))
             name = f"fresh {len(self.fresh_names)}"
             self.fresh_names.append(name)
             self._execute(Evaluate(k, name, terms_of(v, self.device)))
