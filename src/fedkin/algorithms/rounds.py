@@ -31,6 +31,7 @@ class Round:
     clients    C, how many clients there are in all
     take_part  M, how many of them are to be sampled (None: all)
     seed       of the run
+    shares     the weights of all clients, (C,), not normalised (None: all alike)
     """
 
     number: int
@@ -40,6 +41,7 @@ class Round:
     clients: int
     take_part: int | None = None
     seed: int = 0
+    shares: Floats | None = None
 
     def __len__(self) -> int:
         return len(self.who)

@@ -117,7 +117,7 @@ class Simulation:
     def available(self, number: int) -> Round:
         """A round before its clients are selected: about all of them."""
         everyone, p = np.arange(len(self.federation.train)), self.weights / self.weights.sum()
-        return Round(number, everyone, p, self.graph, len(everyone), self.take_part, self.seed)
+        return Round(number, everyone, p, self.graph, len(everyone), self.take_part, self.seed, self.weights)
 
     def sampled(self, algorithm: Algorithm, state: State) -> Round:
         """The round about the clients that the algorithm selects."""
