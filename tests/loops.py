@@ -1,4 +1,4 @@
-"""SCAFFOLD, Ditto and IFCA written down step by step in float64, one client after the other: oracles for the hooks."""
+"""SCAFFOLD, Ditto and IFCA as explicit loops in float64, one client after another: references for the hooks."""
 
 from dataclasses import replace
 from typing import Any
@@ -125,7 +125,7 @@ class IFCALoop(Loop):
                 mine = [k for k, own in enumerate(chosen) if own == j]
                 centers[j] = sum(p[k] * ends[k] for k in mine) / p[mine].sum()
             self.w = p @ np.array(ends)
-        assert taken == {0, 1}, "both models are chosen by somebody"
+        assert taken == {0, 1}, "each model is chosen by some client"
         return {"model": self.w, "centers": centers}
 
 

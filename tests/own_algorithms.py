@@ -91,7 +91,7 @@ class APFL(Algorithm):
 
 @dataclass(frozen=True, kw_only=True)
 class Swapped(Algorithm):
-    """Two vectors that become mixtures of each other in every step: no algorithm, but the hardest case for trails."""
+    """Two vectors that become mixtures of each other in every step: the most difficult case for trails."""
 
     def remember(self, model: Tensor) -> Tensors:
         return {"other": 0.5 * model, "constant": 0.1 * model}
@@ -104,7 +104,7 @@ class Swapped(Algorithm):
 
 @dataclass(frozen=True, kw_only=True)
 class PowerOfChoice(Algorithm):
-    """Of d candidates drawn by weight, the M with the largest loss at x take part."""
+    """Of d candidates sampled by weight, the M with the largest loss at x are selected."""
 
     candidates: int = 10
 

@@ -1,4 +1,4 @@
-"""The algorithms: numbers worked out by hand, identities, and Lemma 1."""
+"""The algorithms: numbers computed by hand, identities, and Lemma 1."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -89,7 +89,7 @@ def test_fedkin_server_by_hand() -> None:
 
 @pytest.mark.parametrize(("absent", "expected"), [("global", 0.25 * 22 + 0.75 * 40), ("last", 0.25 * 20 + 0.75 * 40)])
 def test_absent_neighbour_by_hand(absent: str, expected: float) -> None:
-    """As above; in a second round only clients 0 and 2 take part, send 10 and 40, and weigh ⅗ and ⅖: w̄ = 22.
+    """As above; in a second round only clients 0 and 2 are sampled, send 10 and 40, and have weights ⅗ and ⅖: w̄ = 22.
 
     Client 0 takes ¾ of client 2's 40 and ¼ of client 1, who counts as w̄ or as the 20 it sent before.
     """
@@ -112,7 +112,7 @@ def test_a_graph_without_edges_sends_nothing_extra() -> None:
 
 
 def test_fedsgd_by_hand() -> None:
-    """One round is w̄ − γ Σ pᵢ ∇fᵢ(w̄), whatever epochs and batches were asked for."""
+    """One round is w̄ − γ Σ pᵢ ∇fᵢ(w̄) for any epochs and batch size."""
     run = simulation(FedSGD(step_size=0.5))
     model, clients = run.model, run.federation.train
     w = run.start().model
@@ -140,7 +140,7 @@ def test_beta_one_and_alpha_zero_are_fedavg_to_the_bit(same: Algorithm, stacked:
 @pytest.mark.parametrize("take_part", [None, 3])
 @pytest.mark.parametrize("absent", ["global", "last"])
 def test_lemma_1_at_every_step_of_every_round(take_part: int | None, absent: str, one_thread: None) -> None:
-    """Σ pᵢ w̃ᵢ = β w̄ₖ + (1 − β) w̄₀, with w̄ₖ = Σ pᵢ wᵢ. All clients take as many steps.
+    """Σ pᵢ w̃ᵢ = β w̄ₖ + (1 − β) w̄₀, with w̄ₖ = Σ pᵢ wᵢ. All clients take the same number of steps.
 
     Under partial participation the lemma is about all clients: Σ pᵢ uᵢ = w̄₀ is checked for all of them.
     With `last` it fails then, as the old models do not average to w̄₀; that too is checked.
@@ -208,7 +208,7 @@ KNOBS: dict[str, Callable[[Simulation], Simulation]] = {
 
 
 @pytest.mark.parametrize("knob", KNOBS)
-def test_every_knob_changes_the_result(knob: str) -> None:
+def test_every_setting_changes_the_result(knob: str) -> None:
     run = simulation(FedKin(beta=0.5, step_size=0.2), take_part=3)
     changed = replace(KNOBS[knob](run))
     before, after = played(run).model, played(changed).model
@@ -255,7 +255,7 @@ def test_all_algorithms_are_named() -> None:
 
 
 def test_an_algorithm_with_memory() -> None:
-    """Clients that remember how often they were asked, and report it: state that the engine keeps for them."""
+    """Clients that count how often they were sampled, and send it: state that the engine keeps for them."""
 
     class Counting(FedAvg):
         def remember(self, model: Tensor) -> Tensors:

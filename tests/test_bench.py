@@ -62,7 +62,7 @@ def test_they_agree_on_clients_of_different_sizes_for_several_rounds(loop: Any) 
     assert difference(TINY, loop, rounds=3) < 1e-4
 
 
-def test_a_loop_that_computes_something_else_is_found_out() -> None:
+def test_a_wrong_loop_is_detected() -> None:
     """Without the penalty, or with equal weights, the difference is far above what rounding makes of it."""
 
     def without_penalty(workload: Workload, federation: Any) -> SliceLoop:
@@ -138,7 +138,7 @@ def timed(rounds: dict[str, Callable[[], None]], repeat: int) -> dict[str, Times
     return interleaved(rounds, Options(repeat, threads=1), lambda _: None, lambda _: None)
 
 
-def test_everyone_has_a_turn_and_who_is_first_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_competitors_take_turns_in_changing_order(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
     times = timed({"a": clock.round("a", 9.0, 1.0), "b": clock.round("b", 5.0, 2.0)}, repeat=3)
     assert "".join(clock.order) == "ab" + "ab" + "ba" + "ab"

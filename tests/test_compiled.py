@@ -1,4 +1,4 @@
-"""Compiled steps: every product against PyTorch's, and whole rounds against plain parameters, a client at a time."""
+"""Compiled steps: every product against PyTorch, and whole rounds against single clients in plain space."""
 
 import builtins
 import threading
@@ -74,7 +74,7 @@ def assert_plain(run: Simulation) -> None:
 
 
 def test_panels_by_hand() -> None:
-    """Two rows of twenty columns: sixteen and four, filled up."""
+    """Two rows of twenty columns: sixteen, and four with padding."""
     panels = kernels.panels(torch.arange(40.0).view(1, 2, 20))
     assert panels.shape == (1, 2, 2, 16)
     assert panels[0, 0].tolist() == [list(range(16)), list(range(20, 36))]
@@ -108,7 +108,7 @@ def test_scores(shape: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_models(shape: tuple[int, ...]) -> None:
-    """Mixtures of received vectors plus products of rows, given less the last, with samples; biases with ones."""
+    """Mixtures of received vectors plus products of rows, relative to the last, with samples; biases with ones."""
     lanes, others, samples, features = shape
     layer = Layer(features, others + 1)
     a, x = drawn(lanes, others + 1, samples), drawn(samples, features)
@@ -169,7 +169,7 @@ def test_residual_of_any_scores(scale: float) -> None:
     torch.testing.assert_close(residual(z).double(), expected, rtol=1e-5, atol=3e-7)
 
 
-def test_what_is_not_a_number_stays_so_and_stays_alone() -> None:
+def test_nan_is_kept_and_does_not_spread() -> None:
     z = drawn(4, 40)
     z[1, 3], z[2, 17] = float("nan"), float("inf")
     r = residual(z)
@@ -218,7 +218,7 @@ def test_other_batches(local: Local) -> None:
     torch.testing.assert_close(quick.model, plain.model, rtol=1e-4, atol=2e-6)
 
 
-def test_a_lane_that_diverges_does_not_touch_the_others() -> None:
+def test_a_diverging_lane_does_not_change_the_others() -> None:
     calm = simulation(FedKin(step_size=0.02, beta=0.6))
     wild = replace(calm, algorithm=FedAvg(step_size=1e30))
     both, alone = played(together([calm, wild])), played(calm)
@@ -237,8 +237,8 @@ def test_rounds_are_the_same_with_any_number_of_threads() -> None:
     assert torch.equal(*models)
 
 
-def test_a_large_client_does_not_keep_the_others_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It cannot use two cores itself, so others work next to it."""
+def test_a_large_client_does_not_delay_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compiled client uses one core, so others run concurrently."""
     sizes = (190, 64, 20, 20, 20, 20)
     run = replace(simulation(FedAvg(step_size=0.02)), federation=small_federation(sizes, features=150, classes=4))
     threads, play = set(), Compiled.play
@@ -271,28 +271,28 @@ def test_a_large_client_does_not_keep_the_others_waiting(monkeypatch: pytest.Mon
     ],
     ids=["clipped", "shuffled", "not all present", "few rows"],
 )
-def test_where_it_cannot_be_used(change: dict[str, Any], classes: int) -> None:
+def test_unsupported_settings(change: dict[str, Any], classes: int) -> None:
     run = simulation(FedKin(step_size=0.02), classes=classes, **change)
     quick, plain = played(run), played(replace(run, stacked=False))
     assert Compiled not in spaces(run)
     torch.testing.assert_close(quick.model, plain.model, rtol=1e-4, atol=2e-6)
 
 
-def test_a_network_has_no_use_for_it() -> None:
+def test_networks_are_not_compiled() -> None:
     model: Model = MLP(150, 4, hidden=8)
     run = replace(simulation(FedAvg(step_size=0.1)), model=model)
     played(run, 1)
     assert spaces(run) == {Samples}
 
 
-def test_little_work_is_not_worth_loading_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_short_rounds_are_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cohorts, "MUCH", 1e9)
     run = simulation(FedAvg(step_size=0.1))
     played(run, 1)
     assert spaces(run) == {Samples}
 
 
-def test_without_numba_all_is_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_numba_results_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = played(simulation(FedKin(step_size=0.02)))
     real = builtins.__import__
 

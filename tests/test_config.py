@@ -1,4 +1,4 @@
-"""Configuration: grids, names, overrides, and one clear sentence for what is wrong."""
+"""Configuration: grids, names, overrides, and error messages."""
 
 import json
 import time
@@ -49,15 +49,15 @@ def test_the_same_run_described_twice_is_one_run() -> None:
     assert names({"algorithm": [{"name": "fedkin", "beta": [0.5, 0.5]}]}) == ["fedkin-beta=0.5"]
 
 
-def test_a_grid_of_grids_has_a_name_for_each() -> None:
+def test_nested_grids_have_unique_names() -> None:
     settings = {"partition": [{"class_imbalance": 1}, {"class_imbalance": 1, "clients": 7}]}
     found = plans(settings)
     assert len({plan.name for plan in found}) == 2
     assert [plan.config.partition.clients for plan in found] == [100, 7]
 
 
-def test_no_run_takes_the_name_of_another() -> None:
-    """The stems of x/a and y/a are alike; the made-up name of the second must not be that of a third."""
+def test_names_are_unique() -> None:
+    """The stems of x/a and y/a are the same; the second name with a number must not be that of a third run."""
     groups = ["x/a", "a-2", "y/a"]
     found = plans({"partition": {"group": groups}})
     assert [plan.config.partition.group for plan in found] == groups
@@ -107,7 +107,10 @@ def test_schedules() -> None:
             "beta = 1.5 is out of range: it must be above 0 and at most 1",
         ),
         ({"algorithm": {"name": "fedkin", "beta": 0}}, "beta = 0 is out of range"),
-        ({"algorithm": {"name": "fedkin", "beta": "half"}}, "algorithm.beta = 'half' is not a number or a schedule"),
+        (
+            {"algorithm": {"name": "fedkin", "beta": "half"}},
+            "algorithm.beta = 'half' is not valid: it must be a number or a schedule",
+        ),
         ({"algorithm": {"name": "fedkin", "beta": {"from": 0.5, "to": 1}}}, "algorithm.beta.over is missing"),
         ({"local": {"step_size": -1}}, "step_size = -1 is out of range: it must be above 0"),
         ({"local": {"epochs": 0}}, "local.epochs = 0 is out of range: it must be greater than or equal to 1"),
@@ -124,8 +127,11 @@ def test_schedules() -> None:
         ({"local": {"step_size": True}}, "local.step_size = True is not valid"),
         ({"local": {"epochs": "5"}}, "local.epochs = '5' is not valid"),
         ({"rounds": True}, "rounds = True is not valid"),
-        ({"algorithm": {"name": "fedkin", "beta": True}}, "algorithm.beta = True is not a number or a schedule"),
-        ({"algorithm": {"name": "fedkin", "absent": 3}}, "algorithm.absent = 3 is not valid: it must be a word"),
+        (
+            {"algorithm": {"name": "fedkin", "beta": True}},
+            "algorithm.beta = True is not valid: it must be a number or a schedule",
+        ),
+        ({"algorithm": {"name": "fedkin", "absent": 3}}, "algorithm.absent = 3 is not valid: it must be a string"),
         ({"seed": 2**32}, f"seed = {2**32} is out of range"),
         ({"rounds": 2**63}, f"rounds = {2**63} is out of range"),
         ({"threads": 100_000}, "threads = 100000 is out of range"),
@@ -163,7 +169,7 @@ def test_bad_overrides(override: str, says: str) -> None:
     assert says in str(error.value)
 
 
-def test_an_algorithm_that_is_none_cannot_be_overridden() -> None:
+def test_an_invalid_algorithm_cannot_be_overridden() -> None:
     with pytest.raises(BadInput, match="algorithm = 5 is not valid"):
         plans({"algorithm": 5}, ["beta=0.5"])
 
@@ -218,7 +224,7 @@ def test_new_experiments_are_paired_and_the_paper_s_are_published() -> None:
 
 @pytest.mark.parametrize("scheme", ["published", "paired"])
 def test_a_recorded_run_without_a_scheme_is_published(tmp_path: Path, scheme: str) -> None:
-    """The default has changed since: a folder of an earlier version must not be continued as a paired run."""
+    """The default was different: a folder of an earlier version must not be continued as a paired run."""
     settings = {"name": "old", "rounds": 1, "partition": {"clients": 3, "scheme": scheme}, "algorithm": "fedavg"}
     (first,) = run(settings, out=tmp_path)
     file = tmp_path / "old" / "fedavg" / "config.json"

@@ -85,7 +85,7 @@ def test_each_learning_problem_has_its_row(run: Write, tmp_path: Path) -> None:
     assert inside(figure)
 
 
-def test_more_problems_than_fit_are_not_dropped_in_silence(run: Write, tmp_path: Path) -> None:
+def test_omitted_problems_are_reported(run: Write, tmp_path: Path) -> None:
     for clients in range(10, 90, 10):
         run(f"c{clients}", FEDAVG, partition={"clients": clients})
     figure = curves(collect(tmp_path))
@@ -110,7 +110,7 @@ def test_one_round_is_a_point(run: Write, tmp_path: Path) -> None:
     assert inside(figure)
 
 
-def test_a_run_that_blows_up_ends_in_a_cross_and_does_not_flatten_the_others(run: Write, tmp_path: Path) -> None:
+def test_a_diverging_run_ends_in_a_cross_and_does_not_set_the_scale(run: Write, tmp_path: Path) -> None:
     run("a", FEDAVG)
     folder = run("b", FEDKIN, None, 0.1, status="diverged", diverged_at=7, rounds=8)
     records = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]

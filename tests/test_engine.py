@@ -58,7 +58,7 @@ LOCALS = [
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda a: type(a).__name__)
 @pytest.mark.parametrize("local", LOCALS, ids=str)
 @pytest.mark.parametrize("features", [5, 40], ids=["plain", "in sample space"])
-def test_softmax_stacked_is_one_at_a_time(algorithm: Algorithm, local: Local, features: int) -> None:
+def test_softmax_stacked_equals_single_clients(algorithm: Algorithm, local: Local, features: int) -> None:
     federation = small_federation(features=features)
     run = simulation(federation, Softmax(features, 3), algorithm, local)
     assert_same(run)
@@ -82,21 +82,21 @@ class Broken(Algorithm):
 
 
 @pytest.mark.parametrize("model", [Softmax(40, 3), MLP(40, 3, 4)], ids=["softmax", "mlp"])
-def test_a_step_that_is_no_combination_is_taken_plainly(model: Model) -> None:
+def test_a_nonlinear_step_runs_in_plain_space(model: Model) -> None:
     run = simulation(small_federation(features=40), model, Signs(step_size=0.01), LOCALS[0])
     assert_same(run)
     assert not run._kept
     assert not torch.equal(played(run, 1).model, run.start().model)
 
 
-def test_a_step_that_is_wrong_says_what_is_wrong() -> None:
+def test_an_error_in_a_step_is_raised() -> None:
     run = simulation(small_federation(features=40), Softmax(40, 3), Broken(), LOCALS[0])
     with pytest.raises(KeyError, match="momentum"):
         played(run)
 
 
-def test_the_spaces_are_really_used() -> None:
-    """Of the cases above, the wide ones run in sample space, the narrow ones plainly."""
+def test_every_space_is_used() -> None:
+    """Of the cases above, those with many features run in sample space, those with few on parameters."""
     for features, expected in ((5, False), (40, True)):
         assert samples_pay(LOCALS[0], 9, Softmax(features, 3), kept=True) == expected
     assert samples_pay(LOCALS[0], 9, MLP(40, 3), kept=True)
@@ -113,14 +113,14 @@ def test_the_spaces_are_really_used() -> None:
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda a: type(a).__name__)
 @pytest.mark.parametrize("local", LOCALS, ids=str)
 @pytest.mark.parametrize("features", [5, 40], ids=["plain", "in sample space"])
-def test_mlp_stacked_is_one_at_a_time(algorithm: Algorithm, local: Local, features: int) -> None:
+def test_mlp_stacked_equals_single_clients(algorithm: Algorithm, local: Local, features: int) -> None:
     run = simulation(small_federation(features=features), MLP(features, 3, hidden=4), algorithm, local)
     assert_same(run)
     assert_same(replace(run, take_part=3))
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda a: type(a).__name__)
-def test_module_stacked_is_one_at_a_time(algorithm: Algorithm) -> None:
+def test_module_stacked_equals_single_clients(algorithm: Algorithm) -> None:
     def make() -> nn.Module:
         return nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.LayerNorm(4), nn.Linear(4, 3))
 
@@ -128,13 +128,13 @@ def test_module_stacked_is_one_at_a_time(algorithm: Algorithm) -> None:
 
 
 def test_a_large_penalty_in_sample_space() -> None:
-    """The scale of the trail shrinks by 1 − γ(λ + α) ≈ 0.03 a step: multiplied in before digits are lost."""
+    """The scale of the trail shrinks by 1 − γ(λ + α) ≈ 0.03 per step: it is multiplied in before precision is lost."""
     run = simulation(small_federation(features=40), Softmax(40, 3), FedProx(alpha=1.2, step_size=0.8), LOCALS[0])
     assert_same(run)
 
 
-def test_equal_clients_share_their_rows() -> None:
-    """Clients of one size that lie next to each other are stacked without a copy."""
+def test_equal_clients_are_stacked_without_a_copy() -> None:
+    """Adjacent clients of equal size are a view of the samples."""
     federation = small_federation(sizes=(6, 6, 6, 6), features=40)
     run = simulation(federation, Softmax(40, 3), FedKin(step_size=0.3), Local(epochs=4, batch_size=4))
     played(run, 1)
@@ -183,7 +183,7 @@ def test_a_step_by_hand() -> None:
 
 
 def test_clipping_by_hand() -> None:
-    """Gradients far longer than G = 1e-3 are cut to it: with γ = 1 each client moves by exactly 1e-3."""
+    """Gradients with norms above G = 1e-3 are clipped: with γ = 1 each client moves by exactly 1e-3."""
     federation = small_federation(sizes=(1, 1), features=4)
     for model in (Softmax(4, 3), MLP(4, 3, 2)):
         run = simulation(federation, model, FedAvg(step_size=1.0), Local(epochs=1, l2=0.0, clip=1e-3))
@@ -209,8 +209,8 @@ def test_selection() -> None:
     assert chosen != clients_of(replace(run, seed=4))
 
 
-def test_weights_are_renormalised_over_those_present() -> None:
-    """Without local steps worth speaking of, the average of equal models is that model, however few are present."""
+def test_weights_are_renormalised_over_sampled_clients() -> None:
+    """With negligible local steps, the average of equal models is that model for any number of sampled clients."""
     run = simulation(small_federation(), Softmax(5, 3), FedAvg(step_size=1e-12), Local(epochs=1), take_part=2)
     start = run.start()
     torch.testing.assert_close(run.advance(start).model, start.model)
@@ -218,12 +218,12 @@ def test_weights_are_renormalised_over_those_present() -> None:
 
 @pytest.mark.parametrize("take_part", [0, 6])
 def test_take_part_out_of_range(take_part: int) -> None:
-    with pytest.raises(BadInput, match=f"take_part = {take_part} is out of range: from 1 to all 5 clients"):
+    with pytest.raises(BadInput, match=f"take_part = {take_part} is out of range: choose from 1 to all 5 clients"):
         simulation(small_federation(), Softmax(5, 3), FedAvg(), Local(), take_part=take_part)
 
 
 @pytest.mark.parametrize("model", [Softmax(40, 3), MLP(40, 3, 8)], ids=["samples", "plain"])
-def test_reproducible_to_the_bit_and_threads_only_round(model: Model) -> None:
+def test_bitwise_reproducible_and_equal_up_to_rounding_with_other_threads(model: Model) -> None:
     federation = small_federation(sizes=(9, 12, 5, 7, 20, 3, 8), features=40)
     run = simulation(federation, model, FedKin(step_size=0.2), Local(epochs=4, batch_size=4, order="shuffled"))
     first = played(run).model
@@ -251,7 +251,7 @@ def test_dropout_is_fixed_by_the_seed_and_differs_between_rounds() -> None:
 @pytest.mark.parametrize("features", [5, 40], ids=["plain", "samples"])
 @pytest.mark.parametrize("kind", [Softmax, MLP])
 def test_device_is_honoured(features: int, kind: type[Model]) -> None:
-    """Tensors made without a word about the device land on `meta` here, and refuse to meet those of the federation."""
+    """The default device is `meta` here: tensors created without a device raise when combined with the federation's."""
     for local in LOCALS:
         run = simulation(small_federation(features=features), kind(features, 3), FedKin(absent="last"), local)  # type: ignore[call-arg]
         with torch.device("meta"):
@@ -262,7 +262,7 @@ def test_device_is_honoured(features: int, kind: type[Model]) -> None:
         assert measured == measure(run.model, again, run.federation)
 
 
-def test_schedules_end_where_they_should() -> None:
+def test_ends_of_schedules() -> None:
     assert [round(Schedule(1.0, 0.01, 2, "geometric")(t), 6) for t in range(4)] == [1.0, 0.1, 0.01, 0.01]
     assert [Schedule(0.2, 0.8, 3, "step")(t) for t in range(5)] == [0.2, 0.2, 0.2, 0.8, 0.8]
     assert Schedule(0.0, 1.0, 2, "cosine")(1) == pytest.approx(0.5)

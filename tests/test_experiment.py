@@ -1,4 +1,4 @@
-"""Runs in folders: they survive crashes and damage, and are reproducible to the bit."""
+"""Runs in folders: continued after crashes and damage, bitwise reproducible."""
 
 import json
 import os
@@ -60,7 +60,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return result.folder
 
 
-def test_what_a_run_leaves_behind(whole: Path) -> None:
+def test_files_of_a_run(whole: Path) -> None:
     assert {p.name for p in whole.iterdir()} - {".lock"} == {
         "config.json",
         "origin.json",
@@ -84,7 +84,7 @@ def test_what_a_run_leaves_behind(whole: Path) -> None:
     assert json.loads((whole / "config.json").read_text())["local"]["l2"] == 1e-4, "defaults are written out"
 
 
-def test_the_same_configuration_gives_the_same_bits(whole: Path, tmp_path: Path) -> None:
+def test_the_same_configuration_gives_identical_results(whole: Path, tmp_path: Path) -> None:
     (result,) = run(SMALL, out=tmp_path)
     assert result.folder is not None
     assert rounds(result.folder) == rounds(whole)
@@ -145,7 +145,7 @@ def newest(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_damage_is_noticed(damage: str, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damage_is_detected(damage: str, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         crash_after(patch, 7)
         with pytest.raises(Crash):
@@ -169,7 +169,7 @@ def test_a_finished_run_is_kept(whole: Path, tmp_path: Path, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("file", ["summary.json", "model.safetensors"])
-def test_a_finished_run_that_was_damaged_is_done_again(file: str, whole: Path, tmp_path: Path) -> None:
+def test_a_damaged_finished_run_is_repeated(file: str, whole: Path, tmp_path: Path) -> None:
     (first,) = run(SMALL, out=tmp_path)
     assert first.folder is not None
     cut(first.folder / file, 10)
@@ -178,7 +178,7 @@ def test_a_finished_run_that_was_damaged_is_done_again(file: str, whole: Path, t
     assert torch.equal(again.model, first.model)
 
 
-def test_other_settings_in_the_same_folder_are_refused(whole: Path, tmp_path: Path) -> None:
+def test_other_settings_in_the_same_folder_are_an_error(whole: Path, tmp_path: Path) -> None:
     run(SMALL, out=tmp_path)
     changed = {**SMALL, "rounds": 9}
     with pytest.raises(BadInput, match=r"rounds was 8, now 9.*--fresh"):
@@ -188,14 +188,14 @@ def test_other_settings_in_the_same_folder_are_refused(whole: Path, tmp_path: Pa
     run({**changed, "threads": 1, "checkpoint_every": 1}, out=tmp_path)  # of no influence on what comes out
 
 
-def test_settings_that_did_not_come_to_a_round_do_not_hold_the_folder(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="5000"):  # more clients than samples, which shows when data are dealt
+def test_settings_that_fail_before_the_first_round_do_not_claim_the_folder(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="5000"):  # more clients than samples, an error of the partition
         run({**SMALL, "partition": {"clients": 5000}}, out=tmp_path)
     (result,) = run(SMALL, out=tmp_path)
     assert len(result.rounds) == 8
 
 
-def test_a_run_that_diverges_does_not_stop_the_others(tmp_path: Path) -> None:
+def test_a_diverging_run_does_not_stop_the_others(tmp_path: Path) -> None:
     grid = {**SMALL, "local": {"step_size": [1e30, 0.05], "epochs": 2, "batch_size": 32}}
     first, second = run(grid, out=tmp_path)
     assert first.summary["status"] == "diverged"
@@ -217,7 +217,7 @@ def test_other_runs_in_the_grid_change_nothing(whole: Path, tmp_path: Path) -> N
     assert same.test_loss.tolist() == pytest.approx(alone, rel=1e-4)
 
 
-def test_two_processes_cannot_hold_a_folder(tmp_path: Path) -> None:
+def test_two_processes_cannot_use_one_folder(tmp_path: Path) -> None:
     folder = records.RunFolder(tmp_path / "run")
     with folder.opened({"a": 1}):
         child = (
@@ -230,8 +230,8 @@ def test_two_processes_cannot_hold_a_folder(tmp_path: Path) -> None:
     assert "another process is running" in done.stderr
 
 
-def test_kill_9_and_the_same_command_again(whole: Path, tmp_path: Path) -> None:
-    """A real process, killed as soon as it has written some rounds, several times over."""
+def test_a_killed_process_continues_with_the_same_command(whole: Path, tmp_path: Path) -> None:
+    """A real process, killed (SIGKILL) several times after it has written some rounds."""
     script = "import sys, json, fedkin; fedkin.run(json.loads(sys.argv[1]), out=sys.argv[2])"
     command = [sys.executable, "-c", script, json.dumps(SMALL), str(tmp_path)]
     file = tmp_path / "small" / whole.name / "rounds.jsonl"
@@ -277,7 +277,7 @@ def test_from_python(tmp_path: Path) -> None:
 
 
 def test_a_folder_of_an_earlier_version_is_continued(tmp_path: Path) -> None:
-    """Settings that it does not know yet had their defaults; any other value is another run."""
+    """Missing settings have their defaults; another value is an error."""
     (result,) = run(SMALL, out=tmp_path)
     assert result.folder is not None
     file = result.folder / "config.json"

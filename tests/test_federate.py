@@ -15,7 +15,7 @@ every_scheme = pytest.mark.parametrize("scheme", sorted(SCHEMES))
 
 @every_scheme
 def test_federated_parts_are_as_imbalanced_as_asked(scheme: str) -> None:
-    """Both knobs reach both parts."""
+    """Both settings affect both parts."""
     data = load("digits")
     even = federate(data, clients=10, scheme=scheme)
     skewed = federate(data, clients=10, scheme=scheme, class_imbalance=20)
@@ -27,7 +27,7 @@ def test_federated_parts_are_as_imbalanced_as_asked(scheme: str) -> None:
 
 
 def test_clients_without_samples_are_reported() -> None:
-    """359 testing digits at 100 clients: n = 0, so that chance alone decides and leaves some without."""
+    """359 testing digits at 100 clients: n = 0, so all samples are assigned at random, none to some clients."""
     with pytest.raises(BadInput, match="testing clients hold no sample"):
         federate(load("digits"), clients=100, scheme="published")
 
@@ -111,7 +111,7 @@ def test_bad_groups() -> None:
 
 
 def numbered(dtype: Any = np.float32) -> Dataset:
-    """Sample j has the feature j and the label j mod 3: rows can be told apart after any shuffling."""
+    """Sample j has the feature j and the label j mod 3: rows can be identified after shuffling."""
     j = np.arange(60)
     return from_arrays(j[:, None].astype(dtype), j % 3, j[:30, None].astype(dtype), j[:30] % 3)
 
@@ -155,7 +155,7 @@ def test_shape_of_images() -> None:
 
 
 @every_scheme
-def test_the_seed_fixes_both_parts_apart(scheme: str) -> None:
+def test_the_parts_depend_on_the_seed_independently(scheme: str) -> None:
     """The same seed, the same federation; another testing part leaves the training clients as they are."""
     data, options = numbered(), {"clients": 4, "scheme": scheme, "preprocess": "none"}
     one, again, other = (federate(data, seed=seed, **options) for seed in (0, 0, 1))  # type: ignore[arg-type]

@@ -190,7 +190,7 @@ def test_nearest_is_the_full_graph_cut(k: int, spread: float) -> None:
 def test_sparse_mixing_is_a_product_with_the_dense_rows(
     lanes: tuple[int, ...], who: Sequence[int], owners: Sequence[int]
 ) -> None:
-    """Also of nobody's models, and for a client none of whose neighbours is among the owners."""
+    """Also without any models, and for a client none of whose neighbours is among the owners."""
     graph = SimilarityGraph.nearest(directions(12, 5, 2), 3)
     rows = graph.mixing_rows(np.array(who), np.array(owners, dtype=np.int64))
     models = torch.rand(*lanes, len(owners), 4, generator=torch.Generator().manual_seed(0))
@@ -207,7 +207,7 @@ def test_all_neighbours_are_the_full_graph() -> None:
         SimilarityGraph.nearest(np.vstack([m, m[:1]]), 3)
 
 
-def test_a_sparse_graph_trains_like_its_dense_twin() -> None:
+def test_a_sparse_graph_trains_like_the_same_dense_graph() -> None:
     federation = small_federation(sizes=(4,) * 9)
     sparse = build_graph(federation, neighbours=2)
     dense = SimilarityGraph(sparse.adjacency.toarray())
@@ -238,9 +238,9 @@ def test_graphs_for_comparison() -> None:
     np.testing.assert_array_equal(shuffled.adjacency, build_graph(federation, "shuffled", seed=1).adjacency)
     uniform = build_graph(federation, "uniform")
     assert uniform.mixing[0].tolist() == [0, 0.25, 0.25, 0.25, 0.25]
-    nobody = build_graph(federation, "global")
-    assert not nobody.has_edges
-    assert nobody.degrees.tolist() == [0.2] * 5
+    edgeless = build_graph(federation, "global")
+    assert not edgeless.has_edges
+    assert edgeless.degrees.tolist() == [0.2] * 5
     with pytest.raises(BadInput, match="unknown graph 'ring'"):
         build_graph(federation, "ring")
 
@@ -282,7 +282,7 @@ def test_an_approximate_search_among_few() -> None:
 
 
 @pytest.mark.parametrize("neighbours", [0, 2])
-def test_a_temperature_that_leaves_nobody_a_neighbour_is_refused(neighbours: int) -> None:
+def test_a_temperature_that_leaves_clients_without_neighbours_is_an_error(neighbours: int) -> None:
     """Edges of 1 and 2 at temperature 1e-4: 2^−10000 is 0, and so would be a sum that weights are divided by."""
     messages = np.eye(4) + 0.1 * np.random.default_rng(0).standard_normal((4, 4))
     messages /= np.linalg.norm(messages, axis=1, keepdims=True)

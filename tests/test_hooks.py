@@ -1,4 +1,4 @@
-"""The hooks, against loops written down step by step in float64: alone, as lanes, with few of many clients."""
+"""The hooks, against explicit loops in float64: single runs, lanes, and sampled clients."""
 
 import inspect
 from collections.abc import Callable
@@ -27,7 +27,7 @@ from own_algorithms import APFL, IFCA, Ditto, PerFedAvg, PowerOfChoice, Scaffold
 @pytest.mark.parametrize("features", [5, 40], ids=["narrow", "wide"])
 @pytest.mark.parametrize("stacked", [True, False], ids=["stacked", "plain"])
 def test_loops(members: list[Algorithm], loop: Any, take_part: int | None, features: int, stacked: bool) -> None:
-    """In whichever space: fused where there are few features, sample space where there are many."""
+    """In fused form with few features, in sample space with many."""
     run = simulation(members[0], features, take_part, stacked=stacked)
     state = played(run)
     assert set(state.spaces) <= ({"samples", "fused"} if stacked else {"plain"}), "memory stays a linear combination"
@@ -65,7 +65,7 @@ LOCALS = [
 @pytest.mark.parametrize("local", LOCALS, ids=["penalty", "none", "shuffled", "clipped"])
 @pytest.mark.parametrize("features", [5, 40], ids=["narrow", "wide"])
 @pytest.mark.parametrize("make", [Softmax, lambda d, k: MLP(d, k, 4)], ids=["softmax", "mlp"])
-def test_fast_is_plain(algorithm: Algorithm, local: Local, features: int, make: Callable[..., Model]) -> None:
+def test_fast_spaces_equal_plain(algorithm: Algorithm, local: Local, features: int, make: Callable[..., Model]) -> None:
     run = replace(simulation(algorithm, features, local=local), model=make(features, CLASSES))
     quick, plain = played(run, 2), played(replace(run, stacked=False), 2)
     assert "plain" not in quick.spaces, "only linear combinations are taken"
@@ -74,7 +74,7 @@ def test_fast_is_plain(algorithm: Algorithm, local: Local, features: int, make: 
         torch.testing.assert_close(tensors_of(quick)[name], value, rtol=2e-4, atol=3e-6)
 
 
-def test_compiled_is_plain(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_equals_plain(monkeypatch: pytest.MonkeyPatch) -> None:
     """Vectors that change by themselves, as Ditto's, are compiled one by one."""
     pytest.importorskip("numba")
     monkeypatch.setattr("fedkin.engine.cohorts.MUCH", 0)
@@ -98,7 +98,7 @@ def test_compiled_is_plain(monkeypatch: pytest.MonkeyPatch) -> None:
 # -- what used to be wrong ---------------------------------------------------------------------------------------------
 
 
-def test_another_federation_or_model_begins_without_caches() -> None:
+def test_another_federation_or_model_starts_without_caches() -> None:
     run = simulation(FedAvg(step_size=0.2))
     played(run, 2)
     other = small_federation(sizes=SIZES, features=40, seed=9)
@@ -118,8 +118,8 @@ def test_fields_of_a_subclass_do_not_change_the_step_of_the_base() -> None:
     assert torch.equal(played(simulation(Mine(step_size=0.2))).model, played(simulation(FedAvg(step_size=0.2))).model)
 
 
-def test_a_step_in_place_is_refused() -> None:
-    """Where it is more than linear combinations; as combinations, w -= … makes a new vector."""
+def test_a_step_in_place_is_an_error() -> None:
+    """If it is nonlinear; for combinations, w -= … creates a new vector."""
 
     @dataclass(frozen=True, kw_only=True)
     class InPlace(Algorithm):
@@ -194,7 +194,7 @@ def test_selection_by_loss() -> None:
 
 
 def test_losses_of_samples() -> None:
-    """Per sample, filled up with zeros; their mean is the client's own."""
+    """Per sample, padded with zeros; the mean is over each client's own samples."""
     seen: list[tuple[Tensor, Tensor]] = []
 
     class Looking(FedAvg):

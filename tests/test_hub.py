@@ -27,7 +27,7 @@ def png(image: np.ndarray[Any, Any]) -> dict[str, Any]:
 
 
 def table(images: list[Any], image: str = "image", label: str = "label", classes: int = 10, **columns: Any) -> Any:
-    """A part as it lies on the hub; labels 0 1 … classes − 1 0 1 … unless given."""
+    """A part as stored on the hub; labels 0 1 … classes − 1 0 1 … unless given."""
     labels = columns.pop(label, [i % classes for i in range(len(images))])
     features = hub.Features(
         {
@@ -79,7 +79,7 @@ def test_hub_femnist_keeps_digits_inverted_with_their_writers() -> None:
     assert arrays["hsf_train"].tolist() == [0, 4]
 
 
-def test_hub_surprises_are_reported() -> None:
+def test_unexpected_hub_data_are_reported() -> None:
     good = table(list(noise(3, 28, 28)))
     with pytest.raises(BadInput, match="has no part 'test'"):
         from_hub("mnist", hub.DatasetDict(train=good))

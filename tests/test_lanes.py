@@ -1,4 +1,4 @@
-"""Lanes: runs carried out together equal runs carried out one by one."""
+"""Lanes: runs that are executed together equal the same runs executed one by one."""
 
 import json
 from dataclasses import replace
@@ -40,7 +40,7 @@ def runs(model: Model, local: Local, take_part: int | None) -> list[Simulation]:
 @pytest.mark.parametrize("model", [Softmax(40, 3), MLP(40, 3, 4)], ids=["samples", "plain"])
 @pytest.mark.parametrize("take_part", [None, 3])
 @pytest.mark.parametrize("local", [Local(4, 4), Local(3, 4, order="shuffled"), Local(steps=3)], ids=str)
-def test_together_is_one_by_one(model: Model, take_part: int | None, local: Local) -> None:
+def test_lanes_equal_single_runs(model: Model, take_part: int | None, local: Local) -> None:
     alone = runs(model, local, take_part)
     assert len({key(simulation) for simulation in alone}) == 1
     group = together(alone)
@@ -57,7 +57,7 @@ def test_together_is_one_by_one(model: Model, take_part: int | None, local: Loca
             torch.testing.assert_close(tensors_of(part)[name], value, rtol=1e-4, atol=1e-6)
 
 
-def test_a_lane_that_diverges_does_not_touch_the_others() -> None:
+def test_a_diverging_lane_does_not_change_the_others() -> None:
     alone = runs(Softmax(40, 3), Local(4, 4), None)
     wild = [replace(alone[0], algorithm=FedAvg(step_size=1e38)), *alone[1:]]
     state = together(wild).start()
@@ -68,7 +68,7 @@ def test_a_lane_that_diverges_does_not_touch_the_others() -> None:
     torch.testing.assert_close(state.model[1:], calm.model[1:], rtol=1e-5, atol=1e-7)
 
 
-def test_who_can_share_lanes() -> None:
+def test_which_runs_can_share_lanes() -> None:
     federation = small_federation()
     graph = build_graph(federation)
     base = Simulation(federation, Softmax(5, 3), FedAvg(), graph, graph.degrees)
@@ -120,7 +120,7 @@ def test_a_crash_in_a_grid(done: int, whole: Path, tmp_path: Path, monkeypatch: 
 def test_a_crash_between_the_files_of_a_group(
     saves: int, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Killed after so many files were put in place, in the middle of a group's checkpoints or summaries."""
+    """A crash after a number of files, in the middle of a group's checkpoints or summaries."""
     from fedkin import files
 
     write, written = files.write_atomically, 0
@@ -144,7 +144,7 @@ def test_a_crash_between_the_files_of_a_group(
         assert json.loads((folder / "summary.json").read_text())["status"] in ("finished", "diverged")
 
 
-def test_a_grid_that_grows_keeps_what_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_extended_grid_keeps_finished_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run({**SMALL, "algorithm": {"name": "fedkin", "beta": [0.9]}}, out=tmp_path)
     first = (tmp_path / "small" / "fedkin-beta=0.9" / "rounds.jsonl").read_bytes()
     run({**SMALL, "algorithm": {"name": "fedkin", "beta": [0.9, 0.5]}}, out=tmp_path)

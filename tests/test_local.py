@@ -1,4 +1,4 @@
-"""How samples are dealt into batches."""
+"""Batches of local training."""
 
 import numpy as np
 import pytest
@@ -19,25 +19,25 @@ def test_epochs_by_hand() -> None:
 
 
 def test_steps_by_hand() -> None:
-    """Algorithm 1: the samples are dealt into E batches, each used once; fewer samples than E, fewer steps."""
+    """Algorithm 1: the samples are divided into E batches, each used once; at most one batch per sample."""
     assert [b.tolist() for b in Local(steps=3).batches(7, rng())] == [[0, 1, 2], [3, 4], [5, 6]]
     assert [b.tolist() for b in Local(steps=3).batches(2, rng())] == [[0], [1]]
 
 
-def test_shuffled_anew_each_epoch() -> None:
+def test_shuffled_in_each_epoch() -> None:
     first, second = Local(epochs=2, batch_size=None, order="shuffled").batches(50, rng())
     assert sorted(first) == sorted(second) == list(range(50))
     assert not np.array_equal(first, second)
 
 
 @given(st.integers(1, 40), st.integers(1, 5), st.integers(1, 50), st.sampled_from(["fixed", "shuffled"]), st.booleans())
-def test_every_sample_once_an_epoch(samples: int, passes: int, batch: int, order: str, by_steps: bool) -> None:
+def test_every_sample_once_per_epoch(samples: int, passes: int, batch: int, order: str, by_steps: bool) -> None:
     local = Local(steps=passes, order=order) if by_steps else Local(epochs=passes, batch_size=batch, order=order)
-    dealt = local.batches(samples, rng())
-    assert all(len(b) for b in dealt)
-    assert len(dealt) == local.count(samples)
-    assert max(map(len, dealt)) == local.width(samples)
-    counts = np.bincount(np.concatenate(dealt), minlength=samples)
+    batches = local.batches(samples, rng())
+    assert all(len(b) for b in batches)
+    assert len(batches) == local.count(samples)
+    assert max(map(len, batches)) == local.width(samples)
+    counts = np.bincount(np.concatenate(batches), minlength=samples)
     assert (counts == (1 if by_steps else passes)).all()
 
 

@@ -1,4 +1,4 @@
-"""Memory that is used again: never while anybody has a part of it."""
+"""Reuse of memory: only when no tensor or view uses it."""
 
 import gc
 
@@ -17,7 +17,7 @@ def _nothing_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "_blocks", [])
 
 
-def test_memory_is_used_again_once_it_is_free() -> None:
+def test_free_memory_is_reused() -> None:
     first = room(LIKE, 4, SIZE // 4)
     assert first.shape == (4, SIZE // 4)
     assert first.dtype == torch.float32
@@ -31,7 +31,7 @@ def test_memory_is_used_again_once_it_is_free() -> None:
 
 
 @pytest.mark.parametrize("part", [lambda t: t[1], lambda t: t.mT, lambda t: t.view(-1)[5:], lambda t: t.numpy()])
-def test_a_part_is_enough_to_keep_it(part: object) -> None:
+def test_memory_with_a_view_is_not_reused(part: object) -> None:
     assert callable(part)
     whole = room(LIKE, 4, SIZE // 4).fill_(1.0)
     kept = part(whole)
@@ -41,7 +41,7 @@ def test_a_part_is_enough_to_keep_it(part: object) -> None:
     assert (kept == 1).all()
 
 
-def test_what_is_not_wanted_for_long_is_given_back() -> None:
+def test_unused_memory_is_released() -> None:
     room(LIKE, SIZE)
     kept = room(LIKE, 2 * SIZE)
     for _ in range(memory.LONG):
@@ -50,7 +50,7 @@ def test_what_is_not_wanted_for_long_is_given_back() -> None:
     assert kept.numel() == 2 * SIZE
 
 
-def test_what_is_small_or_of_another_type_is_left_to_others() -> None:
+def test_small_tensors_and_other_types_are_not_reused() -> None:
     room(LIKE, SIZE - 1)
     assert room(LIKE.double(), SIZE).dtype == torch.float64
     assert not memory._blocks

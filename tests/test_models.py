@@ -27,7 +27,7 @@ def autograd(model: Model, w: Tensor, x: Tensor, y: Tensor, weight: Tensor) -> T
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda m: type(m).__name__)
-def test_gradient_is_autograd(model: Model) -> None:
+def test_gradient_equals_autograd(model: Model) -> None:
     torch.manual_seed(0)
     x, y, weight = torch.randn(3, 5, 16), torch.randint(0, 4, (3, 5)), torch.rand(3, 5)
     weight[1, 3:] = 0
@@ -56,7 +56,7 @@ def test_mlp_is_two_layers() -> None:
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda m: type(m).__name__)
-def test_start_is_fixed_by_the_seed_and_leaves_pytorch_alone(model: Model) -> None:
+def test_start_depends_on_the_seed_and_keeps_the_state_of_pytorch(model: Model) -> None:
     torch.manual_seed(1)
     expected = torch.rand(3)
     torch.manual_seed(1)
@@ -129,7 +129,7 @@ def test_worst_decile_is_a_tenth_of_the_clients() -> None:
     assert scores.worst_decile == pytest.approx(accuracies[:3].mean())
 
 
-def test_score_of_a_model_that_knows_nothing() -> None:
+def test_score_of_the_zero_model() -> None:
     """At w = 0 the loss is ln K and class 0 is predicted; with λ = 2 and ‖w‖² = 0 the penalty is 0."""
     federation = small_federation()
     w = torch.zeros(Softmax(5, 3).size)

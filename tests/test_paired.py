@@ -19,7 +19,7 @@ imbalance = st.one_of(st.just(0.0), st.floats(1e-3, 1e3), st.floats(0, 1e308))
 
 
 def quotas(like: Integers, available: Integers) -> Floats:
-    """qᵢₖ = Mₖ nᵢₖ / Σᵢ nᵢₖ, or Mₖ nᵢ / N for a class that nobody holds."""
+    """qᵢₖ = Mₖ nᵢₖ / Σᵢ nᵢₖ, or Mₖ nᵢ / N for a class without training samples."""
     weights = np.where(like.sum(axis=0) > 0, like, like.sum(axis=1, keepdims=True))
     return np.asarray(available * weights / weights.sum(axis=0))
 
@@ -138,7 +138,7 @@ def test_class_mixes_agree(sizes: list[int], times: int, a: float, data: st.Data
     |mᵢₖ/mᵢ − nᵢₖ/nᵢ| ≤ (|mᵢₖ − qᵢₖ| + (nᵢₖ/nᵢ)·|mᵢ − qᵢ|) / mᵢ < (1 + |mᵢ − qᵢ|) / mᵢ.
     """
     train, test = labels_of(*(times * size for size in sizes)), labels_of(*sizes)
-    clients = data.draw(st.integers(2, len(test) // (len(sizes) + 1)))  # qᵢ ≥ K: nobody needs another's sample
+    clients = data.draw(st.integers(2, len(test) // (len(sizes) + 1)))  # qᵢ ≥ K: no client needs a sample of another
     n, m = both_counts(federate(numbered(train, test), clients=clients, class_imbalance=a))
     received, quota = m.sum(axis=1, keepdims=True), n.sum(axis=1, keepdims=True) / times
     difference = np.abs(m / received - n / n.sum(axis=1, keepdims=True))

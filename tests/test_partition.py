@@ -35,7 +35,7 @@ imbalance = st.one_of(st.just(0.0), st.floats(1e-3, 1e3), st.floats(0, 1e308))
     scheme=st.sampled_from(sorted(SCHEMES)),
     seed=st.integers(0, 2**32),
 )
-def test_nothing_lost_nothing_twice(
+def test_every_sample_is_assigned_once(
     labels: list[int], data: st.DataObject, a: float, b: float, scheme: str, seed: int
 ) -> None:
     clients = data.draw(st.integers(2, len(labels)))
@@ -47,7 +47,7 @@ def test_nothing_lost_nothing_twice(
 
 @settings(deadline=None, max_examples=60)
 @given(sizes=st.lists(st.integers(2, 40), min_size=1, max_size=6), a=imbalance, data=st.data())
-def test_paper_sizes_come_out_as_drawn(sizes: list[int], a: float, data: st.DataObject) -> None:
+def test_paper_sizes_are_those_sampled(sizes: list[int], a: float, data: st.DataObject) -> None:
     """With b = 0 they are N/C, rounded down or up, whatever the class imbalance."""
     clients = data.draw(st.integers(2, sum(sizes)))
     got = [len(part) for part in divide(labels_of(*sizes), clients, a)]
@@ -205,7 +205,7 @@ def test_dirichlet_draws_at_the_extremes(a: float) -> None:
     assert draws == pytest.approx(wanted, abs=1e-5)
 
 
-def test_sizes_arelog_normal_shares() -> None:
+def test_sizes_are_log_normal_shares() -> None:
     for b in (0.3, 2):
         shares = log_normal_shares(20_000, b, np.random.default_rng(0))
         assert shares.sum() == pytest.approx(1)

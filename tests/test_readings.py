@@ -1,4 +1,4 @@
-"""Readings: each switch does what the published code does, and nothing else."""
+"""Readings: each switch has the effect of the published code, and no other."""
 
 from typing import Any
 
@@ -69,7 +69,7 @@ def walked(run: Simulation, beta: float, l2: float, anchors: bool, averaging: bo
     ("anchors", "averaging", "penalty"),
     [(True, True, True), (True, False, False), (False, True, False), (True, True, False)],
 )
-def test_a_literal_walk_through_the_published_rounds(anchors: bool, averaging: bool, penalty: bool) -> None:
+def test_rounds_against_a_literal_loop_of_the_published_code(anchors: bool, averaging: bool, penalty: bool) -> None:
     say = {True: "published", False: "paper"}
     run = simulation(
         FedKin(beta=0.4, step_size=0.3), anchors=say[anchors], averaging=say[averaging], penalty=say[penalty]
@@ -78,7 +78,7 @@ def test_a_literal_walk_through_the_published_rounds(anchors: bool, averaging: b
     torch.testing.assert_close(played(run), expected, rtol=1e-5, atol=1e-6)
 
 
-def test_few_clients_get_their_own() -> None:
+def test_few_clients_receive_their_own_anchor() -> None:
     everyone, p = np.arange(100), np.full(100, 0.01)
     rounds = [Round(number, everyone, p, SimilarityGraph.uniform(100), clients=100) for number in range(200)]
     own = [(permutation(round) == everyone).sum() for round in rounds]
@@ -86,7 +86,7 @@ def test_few_clients_get_their_own() -> None:
     assert (permutation(rounds[7]) == permutation(rounds[7])).all()  # whenever it is asked
 
 
-def test_fedavg_feels_only_the_shuffled_weights() -> None:
+def test_only_the_permuted_weights_affect_fedavg() -> None:
     plain = played(simulation(FedAvg(step_size=0.3)))
     for switch in SWITCHES:
         same = torch.equal(plain, played(simulation(FedAvg(step_size=0.3), **{switch: "published"})))
@@ -100,13 +100,13 @@ def test_published_fedprox_is_fedavg_for_every_alpha() -> None:
         assert not torch.equal(played(simulation(FedProx(step_size=0.3, alpha=alpha))), fedavg)
 
 
-def test_published_penalty_leaves_out_fedkin_alone() -> None:
+def test_published_penalty_is_missing_for_fedkin_only() -> None:
     assert simulation(FedKin(), penalty="published").local.l2 == 0
     assert simulation(FedAvg(), penalty="published").local.l2 == LOCAL.l2
     assert simulation(FedProx(), penalty="published").local.l2 == LOCAL.l2
 
 
-def test_published_sign_is_the_decomposition_s() -> None:
+def test_published_sign_is_that_of_the_decomposition() -> None:
     rng = np.random.default_rng(1)
     seen = set()
     for _ in range(20):
@@ -133,7 +133,7 @@ def test_in_a_file() -> None:
     assert (run.anchors, run.averaging) == (True, True)
 
 
-def test_mixes_are_drawn_apart_from_the_dealing() -> None:
+def test_mixes_are_sampled_independently_of_the_scheme() -> None:
     labels = np.repeat(np.arange(5), 400)
     counts = {}
     for scheme in ("paper", "published"):

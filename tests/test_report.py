@@ -32,7 +32,7 @@ def column(runs: list[Run], title: str) -> list[str]:
 # -- the table ---------------------------------------------------------------------------------------------------------
 
 
-def test_table_of_a_small_experiment_to_the_letter(run: Write, tmp_path: Path) -> None:
+def test_table_of_a_small_experiment(run: Write, tmp_path: Path) -> None:
     """The paper's row: FedAvg needs 20 rounds, FedKin 19 and 15; 20 / 19 = 1.05, 20 / 15 = 1.33."""
     run("a", FEDAVG, 20, 0.85, seconds=3.0)
     run("b", {"name": "fedprox", "alpha": 0.1}, None, 0.75, seconds=3.26)
@@ -102,7 +102,7 @@ def test_without_fedavg_there_is_no_speed_up(run: Write, tmp_path: Path) -> None
     assert "speed-up" not in table(collect(tmp_path)).columns
 
 
-def test_seeds_are_taken_together(run: Write, tmp_path: Path) -> None:
+def test_seeds_are_averaged(run: Write, tmp_path: Path) -> None:
     """Rounds 14, 16, 18: mean 16, standard deviation √((4 + 0 + 4) / 2) = 2; accuracies likewise 85 ± 5 %.
 
     Speed-ups seed by seed 28/14, 24/16, 18/18 = 2, 1.5, 1: mean 1.5, standard deviation 0.5.

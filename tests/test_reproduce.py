@@ -45,7 +45,7 @@ def test_every_one_can_be_tried_quickly(name: str, out: Path) -> None:
     page = (out / "quick" / f"{name}.md").read_text()
     assert all(f"]({picture}.png)" in page for picture in pictures)
     assert f"`fedkin reproduce {name} --quick`" in page
-    assert "embedded digits" in page  # nobody shall take these numbers for results
+    assert "embedded digits" in page  # these numbers are not results
     for table in shown.tables:
         assert table.cells
         assert all("not run" not in cell.text for row in table.cells for cell in row)
@@ -105,7 +105,7 @@ def test_a_part_at_a_time(tmp_path: Path) -> None:
         reproduce("published", quick=True, out=tmp_path, only=["mnist"])
 
 
-def test_a_run_on_its_way_is_shown_as_such(tmp_path: Path) -> None:
+def test_an_unfinished_run_is_shown_as_such(tmp_path: Path) -> None:
     reproduce("published", quick=True, out=tmp_path, only=["mnist-balanced-published"])
     folder = tmp_path / "quick" / "mnist-balanced-published" / "fedavg-model=softmax"
     (folder / "summary.json").unlink()
@@ -115,7 +115,7 @@ def test_a_run_on_its_way_is_shown_as_such(tmp_path: Path) -> None:
     assert rows(shown)[0]["digits balanced"] == "running, round 2 of 8"
 
 
-def test_a_damaged_run_is_done_again_when_asked_to(tmp_path: Path) -> None:
+def test_a_damaged_run_is_repeated_with_fresh(tmp_path: Path) -> None:
     """The error names an option that is there."""
     part: dict[str, Any] = {"quick": True, "out": tmp_path, "only": ["mnist-balanced-published"]}
     first = reproduce("published", **part)

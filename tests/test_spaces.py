@@ -1,4 +1,4 @@
-"""Sample space in detail: against plain parameters, one client at a time; and that it takes no product too many."""
+"""Sample space: against single clients in plain space, and the number of matrix products."""
 
 import threading
 from collections.abc import Callable
@@ -43,7 +43,7 @@ def played(simulation: Simulation, rounds: int = 3) -> State:
 def assert_plain(run: Simulation, rounds: int = 3) -> None:
     """All rounds in sample space come to the same as plainly."""
     quick, plain = played(run, rounds), played(replace(run, stacked=False), rounds)
-    assert run._kept, "nobody was in sample space"
+    assert run._kept, "no client was in sample space"
     assert tensors_of(quick).keys() == tensors_of(plain).keys()
     for name, value in tensors_of(plain).items():
         torch.testing.assert_close(tensors_of(quick)[name], value, rtol=1e-4, atol=2e-6)
@@ -89,7 +89,7 @@ def test_one_run(algorithm: Algorithm, clip: float | None, model: Model) -> None
 
 
 def test_clipped_while_the_trail_is_scaled() -> None:
-    """The trail's scale, 1 − γ(λ + α) ≈ 0.04 a step, is multiplied in; its norm has to follow."""
+    """The trail's scale, 1 − γ(λ + α) ≈ 0.04 a step, is multiplied in; its norm must be updated."""
     assert_plain(simulation(FedProx(alpha=0.9, step_size=0.8), replace(LOCAL, l2=0.3, clip=0.5)))
 
 
@@ -117,7 +117,7 @@ def scored(left: Left, run: Simulation) -> set[str]:
     return {name for space in left for name in space["scores"]}
 
 
-def test_one_product_is_enough_to_enter(left: Left) -> None:
+def test_one_product_converts_to_sample_space(left: Left) -> None:
     assert scored(left, simulation(FedAvg(step_size=0.3))) == {"model"}
     assert scored(left, simulation(FedProx(step_size=0.3))) == {"model"}
     assert scored(left, simulation(FedKin(step_size=0.3, beta=0.6))) == {"point 0"}
@@ -125,14 +125,14 @@ def test_one_product_is_enough_to_enter(left: Left) -> None:
     assert every == {"point 0", "model", "anchor"}, "a product a vector, not a mixture"
 
 
-def test_rounding_does_not_make_another_mixture(left: Left) -> None:
+def test_rounding_does_not_change_the_mixture(left: Left) -> None:
     """With α, w̄'s scalar goes through 1 − γα + γα in every step: in the lanes of a sweep it stays the same point."""
     alone = [simulation(FedProx(step_size=0.3, alpha=0.77)), simulation(FedKin(step_size=0.1, beta=0.6))]
     assert scored(left, together(alone)) == {"point 0"}
 
 
 def test_nothing_is_scored_after_the_last_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of n steps the first has no trail yet, and none looks further ahead than its own batch."""
+    """The first of n steps has no trail, and no step computes scores beyond its own batch."""
     asked: list[Any] = []
     under_trail = Samples._under_trail
 
@@ -149,15 +149,15 @@ def test_nothing_is_scored_after_the_last_step(monkeypatch: pytest.MonkeyPatch) 
     assert not space.ahead
 
 
-def test_what_all_clients_share_is_not_copied(left: Left) -> None:
+def test_shared_rows_are_not_copied(left: Left) -> None:
     played(simulation(FedKin(step_size=0.3), sizes=(6, 2, 6, 5, 6)), 1)
     assert left
     assert all(space["received"]["model"].stride(0) == 0 for space in left)
 
 
 @pytest.mark.parametrize("clip", [None, 0.2])
-def test_a_kept_space_holds_no_models(clip: float | None) -> None:
-    """Between rounds a cohort keeps its samples and their Gram matrix, nothing that grows with the lanes."""
+def test_a_cached_space_has_no_models(clip: float | None) -> None:
+    """Between rounds a cohort keeps samples and Gram matrix, nothing that grows with the number of lanes."""
     run = simulation(FedKin(step_size=0.3), replace(LOCAL, clip=clip))
     played(run, 2)
     for space in run._kept.values():
@@ -167,8 +167,8 @@ def test_a_kept_space_holds_no_models(clip: float | None) -> None:
 
 
 @pytest.mark.parametrize("clip", [None, 0.2])
-def test_threads_do_not_change_a_bit(clip: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cohorts on two threads, whoever comes first, against cohort after cohort."""
+def test_threads_do_not_change_the_result(clip: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cohorts on two threads in any order against one cohort after another: bitwise identical."""
     sizes, local = (9, 12, 5, 7, 20, 3, 8, 16, 30), replace(LOCAL, clip=clip)
     alone = [simulation(member, local, sizes=sizes) for member in MEMBERS]
     workers: set[threading.Thread] = set()
@@ -203,8 +203,8 @@ def test_tensors_and_arrays_times_combinations() -> None:
             assert all(isinstance(own, np.ndarray) and own.dtype == "float64" for own in product.terms.values())
 
 
-def test_a_script_is_written_once_unless_the_algorithm_changes() -> None:
-    """In lanes too, whose hyper-parameters are put side by side in every round."""
+def test_steps_are_traced_once_unless_the_algorithm_changes() -> None:
+    """In lanes too, whose hyper-parameters are stacked in every round."""
     constant = together([simulation(FedKin(step_size=0.3, beta=beta)) for beta in (0.5, 0.6)])
     scheduled = together([simulation(member) for member in MEMBERS])
     for run, same in ((constant, True), (scheduled, False)):
@@ -215,12 +215,12 @@ def test_a_script_is_written_once_unless_the_algorithm_changes() -> None:
         assert len(first.after) == max(space.counts[0] for space in run._kept.values()), "as far as anyone goes"
 
 
-def test_batches_that_come_again_are_the_same() -> None:
+def test_repeated_batches_are_the_same_objects() -> None:
     """Two epochs of two batches: in the first epoch the trail is shorter, then everything repeats."""
     federation = small_federation(features=40, sizes=(6, 5))
     ready = prepare(federation.train, np.array([0, 1]), federation.classes)
-    dealt = [Local(epochs=3, batch_size=4).batches(n, np.random.default_rng(0)) for n in (6, 5)]
-    batches = batches_of(ready, dealt)
+    per_client = [Local(epochs=3, batch_size=4).batches(n, np.random.default_rng(0)) for n in (6, 5)]
+    batches = batches_of(ready, per_client)
     assert [b.rows for b in batches] == [slice(0, 4), slice(4, 6)] * 3
     assert [b.reach for b in batches] == [0, 4, 6, 6, 6, 6]
     assert batches[2] is batches[4]
@@ -230,12 +230,12 @@ def test_batches_that_come_again_are_the_same() -> None:
     assert batches[1].weight.flatten(1).tolist() == [[0.5, 0.5], [1.0, 0.0]]
 
 
-def test_a_shuffled_batch_is_not_taken_for_a_run_of_rows() -> None:
-    """[3, 1, 4] and [3, 4] begin and end alike."""
+def test_a_shuffled_batch_is_not_taken_for_consecutive_rows() -> None:
+    """[3, 1, 4] and [3, 4] have the same ends."""
     federation = small_federation(features=40, sizes=(6, 6))
     ready = prepare(federation.train, np.array([0]), federation.classes)
-    dealt = [[np.array(b) for b in ([0, 2], [3, 1, 4], [3, 4], [3, 5, 4])]]
-    shuffled = batches_of(ready, dealt)
+    per_client = [[np.array(b) for b in ([0, 2], [3, 1, 4], [3, 4], [3, 5, 4])]]
+    shuffled = batches_of(ready, per_client)
     assert [b.rows if isinstance(b.rows, slice) else b.rows.tolist() for b in shuffled] == [
         [0, 2],
         [3, 1, 4],
@@ -264,7 +264,7 @@ def test_combinations_by_hand() -> None:
     ],
     ids=["sign", "square", "sum with a tensor", "maximum", "dot", "norm"],
 )
-def test_what_is_no_combination_is_refused(operation: Callable[[Any], Any]) -> None:
-    """Not taken for a product."""
+def test_unsupported_operations_raise(operation: Callable[[Any], Any]) -> None:
+    """They are not mistaken for products."""
     with pytest.raises((TypeError, AttributeError)):
         operation(Combination({"a": 1.0}))

@@ -1,7 +1,7 @@
-"""Large arrays of a round, in memory of the rounds before.
+"""Reuse of the memory of large tensors between rounds.
 
-The system hands out large memory page by page, each filled with zeros at its first use, and takes it back as soon as it
-is free. For arrays that are needed anew in every round that is as much work as computing what goes into them.
+The operating system zeroes every page of a large allocation at its first use and reclaims it on release. For tensors
+that are allocated in every round this takes as long as computing their contents.
 """
 
 import itertools
@@ -15,26 +15,26 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-LARGE = 1 << 20  # numbers (4 bytes each); what is smaller the C library keeps itself
-ALIGNED = 16  # numbers: a line of the cache
-LONG = 16  # times that room is asked for
+LARGE = 1 << 20  # float32 numbers; the C library itself reuses smaller allocations
+ALIGNED = 16  # float32 numbers: a cache line
+LONG = 16  # calls of `room` after which an unused block is released
 
 
 @dataclass
 class Block:
-    """Memory, and who uses it: a view that the tensor made of it keeps alive, and all tensors that share it."""
+    """A block of memory. It is in use as long as a tensor keeps the view `user` alive."""
 
     whole: NDArray[np.float32]
     user: weakref.ref[NDArray[np.float32]] | None = None
-    asked: int = 0  # when it was last given out
+    asked: int = 0  # number of the `room` call that last used it
 
     @property
     def free(self) -> bool:
-        """Whether no tensor is left of it."""
+        """Whether no tensor uses it."""
         return self.user is None or self.user() is None
 
     def tensor(self) -> Tensor:
-        """A new tensor of it."""
+        """A new tensor in this memory."""
         view = self.whole[:]
         self.user = weakref.ref(view)
         return torch.from_numpy(view)
@@ -42,17 +42,16 @@ class Block:
 
 _blocks: list[Block] = []
 _lock = threading.Lock()
-_times = itertools.count()  # room was asked for so many times
+_times = itertools.count()  # number of calls of `room`
 
 
 def room(like: Tensor, *shape: int) -> Tensor:
-    """A tensor of the shape, with anything in it, where the other is; memory is used again as soon as it is free."""
+    """An uninitialised tensor of this shape, with the device and type of `like`, in reused memory if it is large."""
     size = math.prod(shape)
     if size < LARGE or like.device.type != "cpu" or like.dtype != torch.float32:
         return like.new_empty(shape)
     with _lock:
         now = next(_times)
-        # What has not been wanted for so long will not be.
         _blocks[:] = [block for block in _blocks if not block.free or now - block.asked < LONG]
         block = next((block for block in _blocks if block.free and len(block.whole) == size), None)
         if block is None:

@@ -1,18 +1,18 @@
-"""The one error a user is meant to read."""
+"""The exception for invalid input."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
 
 
-class BadInput(ValueError):  # noqa: N818 - reads as what it is: bad input
-    """Something the user gave cannot be used; the message says what, and the way out, in one sentence.
+class BadInput(ValueError):  # noqa: N818 - the name of the public interface
+    """Invalid input by the user. The message is one sentence that ends with how to fix it.
 
     The command line prints the message and exits with code 2. From Python it is a `ValueError`.
     """
 
 
 def nearest(word: str, valid: Iterable[str]) -> str:
-    """Say which of the valid words was probably meant: `" (did you mean 'beta'?)"`, or list them all.
+    """A suggestion for a misspelt word: the closest valid one, or else all of them.
 
     >>> nearest("betta", ["alpha", "beta"])
     " (did you mean 'beta'?)"

@@ -1,4 +1,4 @@
-"""Writing files so that a crash leaves the old content or the new one, never a part."""
+"""Atomic writing of files, and JSON without NaN."""
 
 import json
 import math
@@ -11,7 +11,7 @@ from fedkin.errors import BadInput
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Put a file in place whole, or not at all."""
+    """Write a file so that a crash leaves either the old or the new content."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as file:
@@ -24,7 +24,7 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def writable_folder(path: Path) -> Path:
-    """A folder that files can be put into, made if need be: said before the work, not after it."""
+    """Create the folder if necessary and raise `BadInput` unless files can be written to it."""
     try:
         path.mkdir(parents=True, exist_ok=True)
         probe = path / f".probe.{os.getpid()}.tmp"
@@ -37,12 +37,12 @@ def writable_folder(path: Path) -> Path:
 
 
 def as_json(value: Mapping[str, Any], **layout: Any) -> str:
-    """JSON in which a number that is not finite is null."""
+    """JSON text, with null for numbers that are not finite."""
     return json.dumps(finite(value), allow_nan=False, ensure_ascii=False, **layout)
 
 
 def finite(value: Any) -> Any:
-    """The same with None for every number that is not finite, as JSON has no word for those."""
+    """The same value with None for numbers that are not finite, which JSON cannot represent."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""The terminal: where it can be written to, and what goes wrong with it."""
+"""Safe output to the terminal."""
 
 import io
 import os
@@ -9,9 +9,9 @@ from rich.console import Console
 
 
 class UnbreakableStream(io.TextIOBase):
-    """A text stream whose reader may leave (`fedkin … | head -1`): from then on its text is dropped.
+    """A text stream that discards its output once the reader has closed the pipe (`fedkin … | head -1`).
 
-    A run writes its results to files, so it goes on when nobody reads what it says.
+    Results are written to files, so a run continues without its output.
     """
 
     def __init__(self, stream: Any) -> None:
@@ -41,26 +41,26 @@ class UnbreakableStream(io.TextIOBase):
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
-        """The stream's own: on a terminal without Unicode, Rich draws with other characters."""
+        """Encoding of the wrapped stream; Rich uses other characters on a terminal without Unicode."""
         return str(self.stream.encoding)
 
 
 def prepare_streams() -> None:
-    """Make standard output and errors safe to write to: closed, broken, or without the characters we use."""
+    """Make standard output and standard error safe to write to if closed, broken or not Unicode."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
-        if stream is None:  # closed, as by `fedkin run >&-`
-            stream = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - for as long as the process lives
+        if stream is None:  # closed, as in `fedkin run >&-`
+            stream = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - open until the process ends
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
         setattr(sys, name, UnbreakableStream(stream))
 
 
 def console() -> Console:
-    """Standard output, wide enough for a table when it is not a terminal. Text is printed as it is, without markup."""
+    """A console on standard output, without markup; 160 columns wide for tables if it is not a terminal."""
     return Console(width=None if sys.stdout.isatty() else 160, markup=False, highlight=False, emoji=False)
 
 
 def say_error(sentence: str) -> None:
-    """One sentence on standard error."""
+    """Print an error message on standard error."""
     Console(stderr=True, markup=False, highlight=False, emoji=False).print(f"fedkin: {sentence}", soft_wrap=True)

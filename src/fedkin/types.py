@@ -1,4 +1,4 @@
-"""Names for the kinds of values that pass between the rooms."""
+"""Type aliases used across the package."""
 
 from typing import Any
 
@@ -9,4 +9,4 @@ from torch import Tensor
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 Tensors = dict[str, Tensor]
-Record = dict[str, Any]  # what JSON can hold: a round's measurements, a summary, a configuration
+Record = dict[str, Any]  # a JSON object: measurements of a round, a summary, a configuration

@@ -1,12 +1,12 @@
-"""Algorithms: what clients and server compute in a round, as small pure hooks over stacked tensors.
+"""Algorithms: what clients and server compute in a round, as pure functions of stacked tensors.
 
-base.py       the hooks, with FedAvg's behaviour in each
-family.py     FedAvg, FedProx, FedKin: one local rule with three knobs
-rounds.py     a round: its number, its clients, their weights, the graph, random numbers
-rows.py       rows kept for clients, at the server or by themselves
-local.py      the local work: epochs, batches, penalty, clipping
-schedules.py  hyper-parameters that change over the rounds
-lanes.py      algorithms that differ in hyper-parameters as one
+base.py       `Algorithm`: the hooks, with FedAvg as the default
+family.py     `FedAvg`, `FedProx`, `FedKin`, `FedSGD`
+rounds.py     `Round`: number, sampled clients, weights, graph and random numbers of a round
+rows.py       `ClientRows`: per-client state, at the server or at the clients
+local.py      `Local`: epochs, batches, L2 penalty and clipping of local training
+schedules.py  `Schedule`: hyper-parameters that change over the rounds
+lanes.py      `Lanes`: algorithms that differ in hyper-parameters, executed as one
 registry.py   algorithms by name or import path
 """
 

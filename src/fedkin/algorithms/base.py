@@ -1,15 +1,16 @@
-"""The hooks of an algorithm, with FedAvg's behaviour in each.
+"""The hooks of a federated learning algorithm, with FedAvg as the default.
 
 One round is
 
-    select → send → (at each client: begin → step × E → reply) → combine
+    select → send → (at each sampled client: begin → step × E → reply) → combine
 
-and a new algorithm is one small class: hyper-parameters as frozen fields, and whichever hooks it changes.
+A new algorithm is a subclass of `Algorithm`. It declares its hyper-parameters as dataclass fields and overrides the
+hooks in which it differs from FedAvg.
 
-Hooks are pure: named tensors go in and come out. Every tensor is (…, rows, columns). Rows are the sampled clients, or
-a single one for what belongs to the server alone; columns are the P parameters, or whatever else is kept or sent. Axes
-in front are lanes: runs that are executed together, whose hyper-parameters are then tensors (L, 1, 1). So an algorithm
-that broadcasts runs as lanes. The same object drives the engine and a Flower federation, there with one client a stack.
+Hooks are pure functions of named tensors of shape (…, rows, columns). There is one row per sampled client, or a single
+row for server state. Columns are the P parameters, or the q numbers of any other quantity. Leading axes are lanes: runs
+that are executed together, with hyper-parameters of shape (L, 1, 1). Hooks that broadcast therefore run as lanes
+unchanged. The engine and a Flower federation call the same hooks; in Flower each client has a stack of one row.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,12 +26,12 @@ from fedkin.algorithms.schedules import Schedule
 from fedkin.errors import BadInput
 from fedkin.types import Integers, Tensors
 
-Hyper = float | Schedule | Tensor  # in a round a float, or (L, 1, 1) with an entry a lane
+Hyper = float | Schedule | Tensor  # within a round a float, or (L, 1, 1): one value per lane
 ServerState = dict[str, Any]  # tensors (…, 1, q), and `ClientRows`
 
 
 class Vector(Protocol):
-    """Parameters of a stack of clients, in whichever space local steps are computed: + and −, × and ÷ by scalars."""
+    """Parameters of a stack of clients, in any space: supports + and − of vectors, × and ÷ by scalars."""
 
     def __add__(self, other: Any, /) -> Any: ...
     def __sub__(self, other: Any, /) -> Any: ...
@@ -41,31 +42,54 @@ class Vector(Protocol):
 
 
 Vectors = Mapping[str, Vector]
-Gradient = Callable[[Any], Any]  # of a `Vector`, in whichever space
+Gradient = Callable[[Any], Any]  # of a `Vector`, in the same space
 
 
 class Losses(Protocol):
-    """Cross-entropy of models on the training samples of the clients at hand, without the L2 penalty."""
+    """Cross-entropy on the clients' training samples, without the L2 penalty."""
 
     def __call__(self, models: Tensor) -> Tensor:
-        """Of every sample under its client's model: (…, m, P) to (…, m, n); 0 where a client has fewer samples."""
+        """Loss of every sample under its client's model: (…, m, P) → (…, m, n), padded with 0 for smaller clients."""
 
     def mean(self, models: Tensor) -> Tensor:
-        """fᵢ of each client's model: (…, m, P) to (…, m, 1)."""
+        """Mean loss fᵢ of each client's model: (…, m, P) → (…, m, 1)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Algorithm:
-    """The base of all algorithms: FedAvg in every hook that a subclass does not change.
+    """Base class of all algorithms. Every hook that a subclass does not override is FedAvg's.
 
     step_size  γ > 0, a number or a schedule
 
-    Fields are what TOML and lanes see. A field with a float as its default is a hyper-parameter: a number or a
-    schedule, and lanes may differ in it. Fields of other types (words, integers) are the same in all lanes.
+    Fields are keys of `[algorithm]` in TOML (`step_size` of `[local]`). A field whose default is a float is a hyper-
+    parameter: a number or a schedule, which may differ between lanes. Fields of other types (strings, integers) are the
+    same in all lanes.
+
+    Shapes below: P parameters, m sampled clients, q any number of columns, … lanes (none in a single run).
+
+    Example: server momentum, v ← μ v + Σ pᵢ wᵢ − w̄, then w̄ ← w̄ + v. The server state gets a second tensor.
+
+    >>> from dataclasses import dataclass
+    >>> import torch, fedkin
+    >>> @dataclass(frozen=True, kw_only=True)
+    ... class FedMomentum(fedkin.Algorithm):
+    ...     momentum: fedkin.algorithms.Hyper = 0.5
+    ...
+    ...     def start(self, model, round):
+    ...         return {"model": model, "velocity": torch.zeros_like(model)}
+    ...
+    ...     def combine(self, server, replies, round):
+    ...         update = round.average(replies["model"]) - server["model"]
+    ...         velocity = self.momentum * server["velocity"] + update
+    ...         return {"model": server["model"] + velocity, "velocity": velocity}
+    >>> federation = fedkin.federate(fedkin.load("digits"), clients=10)
+    >>> result = fedkin.train(federation, FedMomentum(step_size=0.05), rounds=5)
+    >>> bool(result.test_accuracy[-1] > 0.8)
+    True
     """
 
     step_size: Hyper = 1e-3
-    neutral: ClassVar[Mapping[str, float]] = {}  # values of its knobs at which it is FedAvg, the main knob first
+    neutral: ClassVar[Mapping[str, float]] = {}  # hyper-parameters at which it is FedAvg, the main one first
 
     def __post_init__(self) -> None:
         check_range(self.step_size, "step_size", above=0)
@@ -73,90 +97,114 @@ class Algorithm:
     # -- before the rounds ---------------------------------------------------------------------------------------------
 
     def at(self, round: int) -> Self:
-        """The algorithm in one round: every schedule replaced by its value there."""
+        """The algorithm in one round: schedules replaced by their values."""
         now: dict[str, Any] = {
             f.name: v(round) for f in fields(self) if isinstance(v := getattr(self, f.name), Schedule)
         }
         return replace(self, **now) if now else self
 
     def general(self) -> "Algorithm":
-        """The same algorithm as a member of a larger class, so that runs of several classes can be lanes together."""
+        """An equivalent algorithm of a more general class, so that runs of different classes can share lanes."""
         return self
 
     def work(self, local: Local) -> Local:
-        """The local work of a round, given the configured one."""
+        """The local training of a round, given the configured one."""
         return local
 
     # -- at the server -------------------------------------------------------------------------------------------------
 
     def start(self, model: Tensor, round: Round) -> ServerState:
-        """The server's state before the first round, from the first global model w̄ (…, 1, P).
+        """Initial server state.
 
-        `round` is the first one, about all clients.
+        model  initial global model w̄, (…, 1, P)
+        round  the first round, with all clients
+
+        Returns named tensors (…, 1, q) and `ClientRows`; `model` is required.
         """
         return {"model": model}
 
     def select(self, server: ServerState, round: Round, losses: Callable[[Tensor, Integers], Tensor]) -> Integers:
-        """The clients of a round, ascending: M of those available, at random.
+        """Sample the clients of a round: M of the available ones, uniformly without replacement.
 
-        `losses(model, who)` asks clients for fᵢ(model): (…, 1, P) to (…, len(who), 1). It takes an exchange of its own.
+        round   `round.who` are the available clients, `round.take_part` is M (None: all)
+        losses  `losses(model, who)` are fᵢ(model) at these clients, (…, 1, P) → (…, len(who), 1); every call is an
+                additional exchange with them
+
+        Returns client indices in ascending order, (m,).
         """
         if round.take_part is None or round.take_part >= len(round):
             return round.who
         return round.who[np.sort(round.random("select").choice(len(round), round.take_part, replace=False))]
 
     def send(self, server: ServerState, round: Round) -> Tensors:
-        """What each sampled client receives: `model`, where its steps begin, and whatever else, (…, m, q)."""
+        """Tensors (…, m, q) sent to the sampled clients: `model`, at which local steps start, and any others."""
         return {"model": round.spread(server["model"])}
 
     def combine(self, server: ServerState, replies: Tensors, round: Round) -> ServerState:
-        """The server's next state from the replies (…, m, q): w̄ ← Σ pᵢ wᵢ."""
+        """The next server state from the replies (…, m, q): w̄ ← Σ pᵢ wᵢ with p = `round.weights`."""
         return {"model": round.average(replies["model"])}
 
     # -- at a client ---------------------------------------------------------------------------------------------------
 
     def remember(self, model: Tensor) -> Tensors:
-        """What a client keeps to itself between rounds, before its first: tensors (…, 1, q), or nothing."""
+        """Initial state that every client keeps between rounds: tensors (…, 1, q). Empty for stateless clients.
+
+        model  initial global model w̄, (…, 1, P)
+        """
         return {}
 
     def begin(self, got: Tensors, memory: Tensors, losses: Losses) -> tuple[Tensors, Tensors]:
-        """A client looks at what it received before its first step: what it works with, and its memory.
+        """Prepare the local steps.
 
-        The steps begin at the `model` that is returned.
+        got     tensors received from the server, (…, m, q)
+        memory  tensors kept from earlier rounds, (…, m, q)
+        losses  of models on the clients' training samples
+
+        Returns `got` and `memory` as `step` and `reply` see them. Local steps start at the returned `model`.
         """
         return got, memory
 
     def step(self, w: Vector, got: Vectors, memory: Vectors, gradient: Gradient) -> tuple[Vector, Vectors]:
-        """One local step w ← w − γ ∇fᵢ(w), and the memory after it.
+        """One local step, w ← w − γ ∇fᵢ(w).
 
-        `gradient(v)` is ∇fᵢ(v) on the batch at hand, with the L2 penalty, clipped. It may be asked for at any point,
-        and more than once. Vectors are never changed in place.
+        w         current parameters
+        got       received tensors as vectors
+        memory    the client's state as vectors
+        gradient  `gradient(v)` is ∇fᵢ(v) on the current batch, with L2 penalty and clipping; it may be evaluated at
+                  any point and more than once
+
+        Returns the new w and the new memory. Vectors must not be changed in place. Steps that only use + and − of
+        vectors and × and ÷ by scalars run in the faster spaces of the engine.
         """
         return w - self.step_size * gradient(w), memory
 
     def reply(self, w: Tensor, got: Tensors, memory: Tensors, steps: Tensor) -> tuple[Tensors, Tensors]:
-        """What each client sends back after its steps, and what it keeps: tensors (…, m, q). `steps` is (m, 1)."""
+        """Tensors (…, m, q) that each client sends to the server after its steps, and those that it keeps.
+
+        w      parameters after the last step, (…, m, P)
+        steps  number of steps each client took, (m, 1)
+        """
         return {"model": w}, memory
 
-    # -- the clients' own models ---------------------------------------------------------------------------------------
+    # -- personal models -----------------------------------------------------------------------------------------------
 
     def own(self, got: Tensors, memory: Tensors) -> Tensor:
-        """The model that each client itself uses, (…, m, P), from what it would receive now and what it keeps."""
+        """The personal model of each client, (…, m, P), from what `send` gives it now and what it keeps."""
         return got["model"]
 
     def adaptation(self, local: Local) -> tuple["Algorithm", Local] | None:
-        """Steps that a client takes from its own model before it uses it: by which algorithm, and how many."""
+        """Fine-tuning of the personal model before use: an algorithm and its local training, or None."""
         return None
 
     @property
     def is_personal(self) -> bool:
-        """Whether clients use models of their own."""
+        """Whether clients use personal models."""
         kind = type(self)
         return kind.own is not Algorithm.own or kind.adaptation is not Algorithm.adaptation
 
 
 class NoSamples:
-    """Losses where there are no samples: for a trial of `begin` that only shows names and shapes."""
+    """Losses of 0, for a dry run of `begin` that only determines names and shapes."""
 
     def __call__(self, models: Tensor) -> Tensor:
         return models.new_zeros(*models.shape[:-1], 1)
@@ -167,7 +215,7 @@ class NoSamples:
 
 @dataclass(frozen=True)
 class Exchange:
-    """The names and shapes (q,) of what a client works with, keeps and replies in a round."""
+    """Names and shapes (q,) of a client's tensors: after `begin` (`got`, `memory`) and after `reply`."""
 
     got: dict[str, tuple[int, ...]]
     memory: dict[str, tuple[int, ...]]
@@ -176,7 +224,7 @@ class Exchange:
 
 
 def trial(algorithm: Algorithm, got: Tensors, memory: Tensors) -> Exchange:
-    """Try out what one client, the first, would send and keep. No step is taken."""
+    """Dry run of `begin` and `reply` on the first client, without local steps."""
 
     def first(tensors: Tensors) -> Tensors:
         return {name: value[..., :1, :] for name, value in tensors.items()}
@@ -203,7 +251,7 @@ def check_range(
     at_least: float | None = None,
     at_most: float | None = None,
 ) -> None:
-    """Raise unless a hyper-parameter, or both ends of its schedule, lie in the range. Lanes were checked one by one."""
+    """Raise if a hyper-parameter, or an end of its schedule, is out of range. Stacked lanes are not checked."""
     if isinstance(value, Tensor):
         return
     low = "" if above is None and at_least is None else f"above {above}" if at_least is None else f"at least {at_least}"

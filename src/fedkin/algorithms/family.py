@@ -107,9 +107,9 @@ class FedAvg(Algorithm):
 
 @dataclass(frozen=True, kw_only=True)
 class FedProx(Algorithm):
-    """w ← w − γ (∇fᵢ(w) + α (w − w̄)): clients are held near the global model.
+    """w ← w − γ (∇fᵢ(w) + α (w − w̄)), the gradient step on fᵢ(w) + α/2 ‖w − w̄‖².
 
-    alpha  α ≥ 0; 0 is FedAvg
+    alpha  α ≥ 0, coefficient of the proximal term; 0 is FedAvg
     """
 
     neutral = {"alpha": 0.0}  # noqa: RUF012 - a constant
@@ -128,7 +128,7 @@ class FedProx(Algorithm):
 
 @dataclass(frozen=True, kw_only=True)
 class FedSGD(Algorithm):
-    """One gradient step a round on all of the client's data: w̄ ← w̄ − γ Σ pᵢ ∇fᵢ(w̄), whatever epochs and batches say."""
+    """w̄ ← w̄ − γ Σ pᵢ ∇fᵢ(w̄): one full-batch step per round. Epochs and batch size have no effect."""
 
     def work(self, local: Local) -> Local:
         return replace(local, epochs=1, steps=1, batch_size=None)

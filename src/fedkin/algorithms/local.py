@@ -1,4 +1,4 @@
-"""The local work of a round: how a client's samples are dealt into batches, and what its gradients undergo."""
+"""Local training of a round: batches of a client's samples, L2 penalty and gradient clipping."""
 
 import math
 from dataclasses import dataclass
@@ -14,15 +14,20 @@ ORDERS = ("fixed", "shuffled")
 
 @dataclass(frozen=True)
 class Local:
-    """What every client does in a round, whatever the algorithm.
+    """Local training of every client in a round, independent of the algorithm.
 
-    epochs      E passes over the client's samples, in batches of
-    batch_size  B samples, the last one smaller (None: all samples at once);
-    steps       or instead E steps, each on one of E batches into which the samples are dealt (the paper's
-                Algorithm 1); then epochs and batch_size play no part
-    order       batches in `fixed` order, or `shuffled` anew for each epoch
-    l2          λ, the coefficient of the penalty λ/2 ‖w‖² on all parameters, weights and biases
-    clip        G, the largest norm a stochastic gradient may have (None: any)
+    epochs      E ≥ 1, number of passes over a client's samples
+    batch_size  B ≥ 1, samples per batch (None: all samples); the last batch of an epoch may be smaller
+    steps       if given, each client takes this many steps, on batches into which its samples are divided once (the
+                paper's Algorithm 1); epochs and batch_size are then ignored
+    order       order of the samples: `fixed`, or `shuffled` for each epoch
+    l2          λ ≥ 0, coefficient of the penalty λ/2 ‖w‖² on all parameters, including biases
+    clip        G > 0, maximum norm of a stochastic gradient including the penalty (None: no clipping)
+
+    A gradient is ∇fᵢ(w) = ∇(mean loss on the batch) + λ w, scaled by min(1, G/‖∇fᵢ(w)‖).
+
+    >>> Local(epochs=2, batch_size=32).count(100)  # 4 batches per epoch
+    8
     """
 
     epochs: int = 10
@@ -38,32 +43,32 @@ class Local:
                 raise BadInput(f"{name} = {value} is out of range: it must be at least 1")
         if self.order not in ORDERS:
             raise BadInput(f"unknown order '{self.order}': choose {' or '.join(ORDERS)}")
-        # Tensors are of lanes, whose values were checked one by one.
+        # Tensors are the values of lanes, which have been checked one by one.
         if not isinstance(self.l2, Tensor) and not (math.isfinite(self.l2) and self.l2 >= 0):
             raise BadInput(f"l2 = {self.l2:g} is out of range: it must be at least 0")
         if self.clip is not None and not isinstance(self.clip, Tensor) and not self.clip > 0:
             raise BadInput(f"clip = {self.clip:g} is out of range: it must be above 0")
 
     def batches(self, samples: int, rng: np.random.Generator) -> list[NDArray[np.int64]]:
-        """The batches of one client's round, as positions among its samples.
+        """Batches of one client in a round, as positions among its samples.
 
         >>> Local(epochs=1, batch_size=2).batches(3, np.random.default_rng(0))
         [array([0, 1]), array([2])]
         """
-        dealt = []
+        batches = []
         for _ in range(1 if self.steps else self.epochs):
             order = rng.permutation(samples) if self.order == "shuffled" else np.arange(samples)
             if self.steps:
-                dealt += np.array_split(order, min(self.steps, samples))
+                batches += np.array_split(order, min(self.steps, samples))
             else:
                 width = self.width(samples)
-                dealt += np.split(order, range(width, samples, width))
-        return dealt
+                batches += np.split(order, range(width, samples, width))
+        return batches
 
     def count(self, samples: int) -> int:
-        """How many steps a client takes. One with fewer samples than `steps` takes as many as it has samples."""
+        """Number of local steps of a client with this many samples; at most one per sample if `steps` is given."""
         return min(self.steps, samples) if self.steps else self.epochs * -(-samples // self.width(samples))
 
     def width(self, samples: int) -> int:
-        """How many samples the largest batch of a client has."""
+        """Size of the largest batch of a client with this many samples."""
         return -(-samples // self.steps) if self.steps else min(self.batch_size or samples, samples)

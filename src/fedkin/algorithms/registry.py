@@ -1,4 +1,4 @@
-"""Algorithms by name: one of ours, or `package.module:Class` for one of your own."""
+"""Algorithms by name: a built-in one, or `package.module:Class` for any other."""
 
 import importlib
 from dataclasses import fields
@@ -19,25 +19,27 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
 
 
 def algorithm_named(name: str) -> type[Algorithm]:
-    """The class of an algorithm, by its name in lower case or by its import path."""
+    """The class of an algorithm, from its name in lower case or its import path."""
     if ":" in name:
         return _imported(name)
     try:
         return ALGORITHMS[name]
     except KeyError:
         names = nearest(name, ALGORITHMS)
-        raise BadInput(f"unknown algorithm '{name}'{names}: or give an import path such as mine:FedMine") from None
+        raise BadInput(
+            f"unknown algorithm '{name}'{names}: or give an import path such as package.module:Class"
+        ) from None
 
 
 def name_of(algorithm: Algorithm) -> str:
-    """The name under which an algorithm can be found again: the inverse of `algorithm_named`."""
+    """The name or import path of an algorithm: the inverse of `algorithm_named`."""
     kind = type(algorithm)
     known = next((name for name, known in ALGORITHMS.items() if known is kind), None)
     return known or f"{kind.__module__}:{kind.__qualname__}"
 
 
 def settings_of(algorithm: Algorithm) -> dict[str, Any]:
-    """The fields of an algorithm as they are written in a configuration."""
+    """The fields of an algorithm, as in a configuration."""
     return {f.name: _written(getattr(algorithm, f.name)) for f in fields(algorithm)}
 
 
@@ -48,9 +50,9 @@ def _written(value: Any) -> Any:
 
 
 def label_of(name: str) -> str:
-    """An algorithm's name for people: `FedKin` for `fedkin`, `FedMine` for `mypackage.mine:FedMine`.
+    """Display name of an algorithm: `FedKin` for `fedkin`, `FedMine` for `mypackage.mine:FedMine`.
 
-    Reports may show runs of algorithms that are not installed here, so nothing is imported.
+    Nothing is imported: reports may show runs of algorithms that are not installed.
     """
     if name in ALGORITHMS:
         return ALGORITHMS[name].__name__
@@ -62,8 +64,8 @@ def _imported(path: str) -> type[Algorithm]:
     where, _, name = path.partition(":")
     try:
         found = getattr(importlib.import_module(where), name)
-    except Exception as error:  # whatever the user's module raises
+    except Exception as error:  # any error raised by the user's module
         raise BadInput(f"the algorithm '{path}' cannot be imported ({error}): check the path and PYTHONPATH") from None
     if not (isinstance(found, type) and issubclass(found, Algorithm)):
-        raise BadInput(f"'{path}' is not a subclass of fedkin.Algorithm")
+        raise BadInput(f"'{path}' is not a subclass of fedkin.Algorithm: derive it from that class")
     return found

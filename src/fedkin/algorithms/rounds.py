@@ -1,4 +1,4 @@
-"""A round, as the hooks of an algorithm see it."""
+"""A round, as seen by the hooks of an algorithm."""
 
 import zlib
 from dataclasses import dataclass, replace
@@ -10,28 +10,28 @@ from torch import Tensor
 from fedkin.graph.similarity import SimilarityGraph
 from fedkin.types import Floats, Integers
 
-# Every draw is keyed by (seed, purpose, …), so that no draw depends on how many came before it. That is what makes a
-# resumed run equal an uninterrupted one. These are the engine's own purposes.
+# Random numbers are keyed by (seed, purpose, …), so that no draw depends on earlier ones: a resumed run equals an
+# uninterrupted one. These are the engine's purposes.
 PURPOSES = {"select": 101, "batches": 102, "noise": 103, "shuffle": 104}
 
 
 def random_numbers(seed: int, purpose: str, *key: int) -> np.random.Generator:
-    """A generator of random numbers for one purpose, the same for the same key."""
+    """A random number generator for one purpose; equal arguments give equal generators."""
     return np.random.default_rng([seed, PURPOSES.get(purpose, zlib.crc32(purpose.encode())), *key])
 
 
 @dataclass(frozen=True, eq=False)
 class Round:
-    """What a round is.
+    """A round and its clients: the available ones in `start` and `select`, the sampled ones in all other hooks.
 
-    number     from 0
-    who        the clients it is about, ascending, (m,): those available in `select`, then the sampled ones
-    weights    p, by which the server averages them, (m,), summing to 1
-    graph      who is similar to whom, of all clients
-    clients    C, how many clients there are in all
-    take_part  M, how many of them are to be sampled (None: all)
-    seed       of the run
-    shares     the weights of all clients, (C,), not normalised (None: all alike)
+    number     index of the round, from 0
+    who        indices of its clients in ascending order, (m,)
+    weights    p, averaging weights of these clients, (m,), summing to 1
+    graph      similarity graph of all clients
+    clients    C, total number of clients
+    take_part  M, number of clients to sample (None: all)
+    seed       seed of the run
+    shares     weights of all clients, (C,), not normalised (None: equal)
     """
 
     number: int
@@ -47,21 +47,21 @@ class Round:
         return len(self.who)
 
     def average(self, values: Tensor) -> Tensor:
-        """Σ pᵢ xᵢ over the clients: (…, m, q) to (…, 1, q)."""
+        """Weighted average Σ pᵢ xᵢ over the clients: (…, m, q) → (…, 1, q)."""
         p = torch.as_tensor(self.weights, dtype=values.dtype, device=values.device)
         return (p @ values).unsqueeze(-2)
 
     def spread(self, value: Tensor) -> Tensor:
-        """The same for every client, without a copy: (…, 1, q) to (…, m, q)."""
+        """The same row for every client, as a view: (…, 1, q) → (…, m, q)."""
         return value.expand(*value.shape[:-2], len(self.who), -1)
 
     def random(self, purpose: str, *key: int) -> np.random.Generator:
-        """Random numbers for a purpose of this round, fixed by the seed.
+        """A random number generator for a purpose of this round, determined by the seed of the run.
 
-        Draw without an axis for lanes, so that a run gives the same numbers alone and as a lane.
+        Draw without an axis for lanes, so that a run has the same random numbers alone and as a lane.
         """
         return random_numbers(self.seed, purpose, self.number, *key)
 
     def of(self, who: Integers, weights: Floats) -> "Round":
-        """The same round about other clients; their weights need not sum to 1."""
+        """The same round with other clients; their weights are normalised to sum to 1."""
         return replace(self, who=who, weights=weights / weights.sum())

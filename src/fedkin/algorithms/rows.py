@@ -1,4 +1,4 @@
-"""A row for each client: what the server keeps of its clients, and what the clients keep to themselves."""
+"""Per-client state, at the server or at the clients: one row per client."""
 
 from collections.abc import Sequence
 
@@ -10,9 +10,9 @@ from fedkin.types import Integers, Tensors
 
 
 class ClientRows:
-    """Rows (…, q), one a client; immutable. A client without a row of its own has the default.
+    """An immutable table with one row (…, q) per client. Clients without a row of their own have the default.
 
-    An update shares all other rows with the rows before it, so a round with 5 of 100,000 clients copies 5 rows.
+    `updated` shares unchanged rows with the original: a round with 5 of 100,000 clients copies 5 rows.
 
     >>> rows = ClientRows(torch.zeros(1, 2)).updated(np.array([3]), torch.ones(1, 2))
     >>> rows.at(np.array([0, 3])).tolist()
@@ -20,27 +20,27 @@ class ClientRows:
     """
 
     def __init__(self, default: Tensor) -> None:
-        """`default` is (…, 1, q)."""
+        """Create a table without rows; `default` is (…, 1, q)."""
         self.default = default
-        self._blocks: dict[int, Tensor] = {}  # (…, n, q) each, as they were handed over
-        self._live: dict[int, int] = {}  # how many rows of a block are still in use
-        self._place: dict[int, tuple[int, int]] = {}  # the block and the row of each client that has one
+        self._blocks: dict[int, Tensor] = {}  # the tensors (…, n, q) given to `updated`
+        self._live: dict[int, int] = {}  # number of rows of a block in use
+        self._place: dict[int, tuple[int, int]] = {}  # block and row of each client with a row
 
     def __len__(self) -> int:
         return len(self._place)
 
     @property
     def owners(self) -> Integers:
-        """The clients that have a row of their own, ascending, (n,)."""
+        """Clients with a row of their own, ascending, (n,)."""
         return np.array(sorted(self._place), dtype=np.int64)
 
     @property
     def values(self) -> Tensor:
-        """The rows of the owners, (…, n, q)."""
+        """Rows of the owners, (…, n, q)."""
         return self.at(self.owners)
 
     def at(self, who: Integers) -> Tensor:
-        """The rows of these clients, (…, len(who), q); a view where they lie next to each other."""
+        """Rows of these clients, (…, len(who), q); a view if they are contiguous."""
         places = [self._place.get(client) for client in who.tolist()]
         if not any(places):
             return self.default.expand(*self.default.shape[:-2], len(places), -1)
@@ -58,7 +58,7 @@ class ClientRows:
         return found
 
     def updated(self, who: Integers, values: Tensor) -> "ClientRows":
-        """The same with new rows (…, len(who), q) for these clients."""
+        """A table with new rows (…, len(who), q) for these clients."""
         new, key = ClientRows(self.default), max(self._blocks, default=-1) + 1
         new._blocks, new._live, new._place = (
             {**self._blocks, key: values},
@@ -75,13 +75,13 @@ class ClientRows:
         return new._compacted() if held > 2 * len(new._place) + len(who) else new
 
     def _compacted(self) -> "ClientRows":
-        """The same in one block: rows that are no longer in use are let go."""
+        """The same table in one block, without unused rows."""
         return ClientRows(self.default).updated(self.owners, self.values.clone())
 
     # -- lanes and files -----------------------------------------------------------------------------------------------
 
     def lane(self, lane: int) -> "ClientRows":
-        """One lane of rows whose first axis is the lane."""
+        """The table of one lane, if the first axis of rows is the lane."""
         part = ClientRows(self.default[lane])
         part._blocks = {key: block[lane] for key, block in self._blocks.items()}
         part._live, part._place = self._live, self._place
@@ -89,12 +89,12 @@ class ClientRows:
 
     @classmethod
     def stacked(cls, lanes: Sequence["ClientRows"]) -> "ClientRows":
-        """Rows of the same clients as lanes."""
+        """Tables with the same owners as lanes of one table."""
         rows = cls(torch.stack([lane.default for lane in lanes]))
         return rows.updated(lanes[0].owners, torch.stack([lane.values for lane in lanes])) if len(lanes[0]) else rows
 
     def tensors(self) -> Tensors:
-        """Everything as tensors, for a file."""
+        """The contents as tensors, to be saved."""
         return {"default": self.default, "owners": torch.from_numpy(self.owners), "values": self.values}
 
     @classmethod

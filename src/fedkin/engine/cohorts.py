@@ -1,6 +1,6 @@
-"""Cohorts: clients that are processed together, so many that they fit the cache, each where its steps are cheapest.
+"""Cohorts: clients that are processed together, in the space in which their steps take the fewest operations.
 
-One large client at a time, many tiny ones stacked.
+A cohort fits into the cache: a single large client, or many small ones stacked.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,31 +17,32 @@ from fedkin.engine.spaces.plain import Plain
 from fedkin.engine.spaces.samples import FEW, Samples
 from fedkin.models import Layered, Model, Softmax
 
-# A cohort holds at most this many numbers (4 bytes each) that every step goes through, so that they stay in the cache:
-# a core's own for a batch of samples, its share of the common one for Gram matrices.
+# Maximum size of a cohort's working set, in float32 numbers, so that it stays in the cache: batches of samples in a
+# core's own cache, Gram matrices in its share of the common cache.
 BATCH_NUMBERS = 1 << 18
 GRAM_NUMBERS = 2 << 20
 
-# Compiled steps are loaded for rounds of so many multiplications, others are over before that. They work on three rows
-# at the least, one for each lane and each class but the last.
+# Compiled steps are loaded if a round takes more than MUCH multiplications: shorter rounds take less time than the
+# loading. They need at least three rows, one for each lane and each class but the last.
 MUCH, FEWEST_ROWS = 1e9, 3
 
 Where = type[Plain] | type[Samples]
 
 
 def cost(local: Local, samples: int, features: int, in_samples: bool) -> float:
-    """The products of a client's round for each output of the first layer.
+    """Multiplications of a client's round, per output of the first layer.
 
-    With E passes over n samples: 2·E·n·D plainly; in sample space E·n² for the steps and 2·n·D to enter and to leave.
+    With E epochs on n samples of D features: 2·E·n·D on parameters; in sample space E·n² for the steps and 2·n·D for
+    the conversion from and to parameters.
     """
     passes = 1 if local.steps else local.epochs
     return samples * (passes * samples + 2 * features if in_samples else 2 * passes * features)
 
 
 def samples_pay(local: Local, samples: int, model: Model, kept: bool) -> bool:
-    """Whether a client's round takes fewer products in `Samples` than in `Plain`.
+    """Whether a client's round takes fewer multiplications in `Samples` than in `Plain`.
 
-    The Gram matrix counts n²·D, for all outputs together, unless it is kept from round to round.
+    The Gram matrix adds n²·D multiplications, for all outputs together, unless it is cached between rounds.
     """
     if not isinstance(model, Layered):
         return False
@@ -52,13 +53,13 @@ def samples_pay(local: Local, samples: int, model: Model, kept: bool) -> bool:
 
 @dataclass(frozen=True)
 class Steps:
-    """What the local steps of a round are like, as far as it decides where they are taken.
+    """Properties of the local steps of a round that determine their space.
 
-    linear     whether a step takes linear combinations of vectors and gradients only
-    tracks     whether each vector that changes takes one gradient a step, at a point of its own
-    lanes      how many runs take them together
-    returning  whether the same clients come in every round,
-    repeated   and with the same batches
+    linear     whether a step only computes linear combinations of vectors and gradients
+    tracks     whether each vector that changes takes one gradient per step, at a point of its own
+    lanes      number of runs that are executed together
+    returning  whether all rounds have the same clients
+    repeated   whether all rounds have the same batches
     """
 
     model: Model
@@ -71,7 +72,7 @@ class Steps:
     repeated: bool
 
     def spaces(self, sizes: Sequence[int]) -> dict[int, Where]:
-        """Where clients with so many samples work."""
+        """The space of clients, by their number of samples."""
         model = self.model
         if not self.linear:
             return dict.fromkeys(sizes, Plain)
@@ -82,7 +83,7 @@ class Steps:
         return {n: (not_tiny if n >= FEW else Samples) if pay[n] else Fused for n in pay}
 
     def _compilable(self, sizes: Sequence[int]) -> bool:
-        """Whether compiled steps do what is asked, and are worth loading."""
+        """Whether compiled steps support these steps and are worth loading."""
         if not isinstance(self.model, Softmax) or self.device.type != "cpu":
             return False
         if not self.tracks or self.local.clip is not None or not (self.returning and self.repeated):
@@ -93,7 +94,7 @@ class Steps:
 
 @cache
 def compiled_samples() -> type[Samples]:
-    """Sample space with compiled rounds if Numba is there, else without."""
+    """Sample space with compiled rounds if Numba is installed and works, else without."""
     try:
         from fedkin.engine.spaces.compiled import Compiled
     except ImportError:
@@ -105,10 +106,10 @@ def compiled_samples() -> type[Samples]:
 class Cohort:
     """Clients that are processed together.
 
-    places  their places among the sampled clients
-    space   where they work
-    steps   how many the one with the most samples takes
-    cost    about how long it takes, in products
+    places  positions among the sampled clients
+    space   space of the local steps
+    steps   number of steps of the client with the most samples
+    cost    estimated number of multiplications
     """
 
     places: NDArray[np.int64]
@@ -118,7 +119,7 @@ class Cohort:
 
 
 def cohorts_of(sizes: Sequence[int], features: int, steps: Steps) -> Iterator[Cohort]:
-    """Group clients by size."""
+    """Group clients of similar size into cohorts."""
     spaces, local, model = steps.spaces(sizes), steps.local, steps.model
     outputs = model.first.outputs if isinstance(model, Layered) else 0
     group: list[int] = []
@@ -129,20 +130,20 @@ def cohorts_of(sizes: Sequence[int], features: int, steps: Steps) -> Iterator[Co
         return Cohort(np.array(group), spaces[most], local.count(most), work)
 
     def room(most: int, n: int, place: int) -> int:
-        """For how many clients, if the first has the most samples and the next has n."""
+        """Maximum number of clients, if the first has the most samples and the next has n."""
         if not issubclass(spaces[most], Samples):
             return BATCH_NUMBERS // (local.width(most) * features)
-        # In sample space their batches must lie in the same places, which takes some filling up.
+        # In sample space the batches must have the same positions at all clients, which requires padding.
         aligned = local.order == "fixed" and not local.steps
         aligned = aligned and local.count(n) == local.count(most) and 4 * n >= 3 * most
         if spaces[most] is not Samples:
-            # Compiled, they gain little: not worth filling up, nor copying what those apart have received.
+            # Compiled steps gain little from stacking: neither padding nor copies of received rows are worth it.
             aligned = n == most and place == group[-1] + 1
         return GRAM_NUMBERS // (most**2 + 3 * most * outputs) if aligned else 1
 
     for place in np.argsort([-n for n in sizes], kind="stable").tolist():
         n = sizes[place]
-        # Sizes fall, so the first client of a group has the most samples and the widest batch.
+        # Sizes are descending, so the first client of a group has the most samples and the largest batch.
         if group and (len(group) >= room(sizes[group[0]], n, place) or spaces[n] is not spaces[sizes[group[0]]]):
             yield gathered()
             group = []

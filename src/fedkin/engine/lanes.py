@@ -1,8 +1,8 @@
-"""Lanes: runs that differ only in hyper-parameters, λ or clipping are executed together.
+"""Lanes: runs that differ only in hyper-parameters, λ or clipping, executed together.
 
-They share the data, the batches, the clients of each round and the graph. The same hooks broadcast over their
-hyper-parameters (`fedkin.algorithms.lanes`); the products of all lanes with the same samples are one product with more
-rows, which is why four lanes of softmax regression take about two thirds of the time of four runs.
+Lanes share the data, the batches, the sampled clients and the graph. The hooks broadcast over the hyper-parameters
+(`fedkin.algorithms.lanes`). The products of all lanes with the same samples are one product with more rows: four lanes
+of softmax regression take about two thirds of the time of four runs.
 """
 
 import math
@@ -17,12 +17,12 @@ from fedkin.algorithms.base import Algorithm
 from fedkin.algorithms.lanes import lane_key, side_by_side
 from fedkin.engine.simulation import Simulation, State
 
-# A group of lanes keeps this many numbers in all its clients' models at the most (4 bytes each).
+# Maximum size of the models of all clients in a group of lanes, in float32 numbers.
 MOST_NUMBERS = 1 << 28
 
 
 def key(simulation: Simulation) -> tuple[Any, ...] | None:
-    """Equal for simulations of one federation that can share lanes; None for those that cannot."""
+    """Equal for simulations of one federation that can be lanes of a group; None if a simulation cannot be a lane."""
     algorithm = lane_key(_general(simulation))
     if algorithm is None:
         return None
@@ -31,7 +31,7 @@ def key(simulation: Simulation) -> tuple[Any, ...] | None:
 
 
 def together(simulations: Sequence[Simulation]) -> Simulation:
-    """One simulation that carries out several, which share everything but hyper-parameters."""
+    """One simulation that executes several, which differ only in hyper-parameters."""
     first = simulations[0]
     if len(simulations) == 1:
         return first
@@ -51,16 +51,16 @@ def _locals(locals: Sequence[Local]) -> Local:
 
 
 def most(simulation: Simulation) -> int:
-    """How many lanes fit into memory."""
+    """Number of lanes that fit into memory."""
     models = len(simulation.federation.train) * simulation.model.size
     return max(1, MOST_NUMBERS // models)
 
 
 def joined(states: Sequence[State], group: Simulation) -> State:
-    """The state of a group from those of its runs, all after the same round.
+    """The state of a group from the states of its runs after the same round.
 
-    A run of a smaller class than the group's (FedAvg among runs of FedKin) lacks what it does not use: it gets another
-    lane's.
+    If a run lacks a value because its class does not use it (FedAvg in a group with FedKin), it gets that of another
+    lane.
     """
     if len(states) == 1:
         return states[0]
@@ -84,7 +84,7 @@ def _stacked(values: Sequence[Any], otherwise: Any) -> Any:
 
 
 def parted(state: State, simulations: Sequence[Simulation]) -> list[State]:
-    """The states of the runs of a group, each with what it would have alone."""
+    """The states of the runs of a group: the inverse of `joined`."""
     if len(simulations) == 1:
         return [state]
     tiny = torch.zeros(1, 1)

@@ -1,4 +1,4 @@
-"""The local work of a client: the one loop over steps there is, in whichever space."""
+"""Local training of clients: the loop over local steps, in any space."""
 
 from collections.abc import Collection
 from typing import Any
@@ -17,13 +17,13 @@ from fedkin.types import Integers, Tensors
 
 
 def take_steps(algorithm: Algorithm, space: Space, got: Tensors, memory: Tensors, steps: int) -> tuple[Tensor, Tensors]:
-    """From the received model so many steps in a space; then back to tensors: w, and the clients' memory."""
+    """Take local steps in a space, starting at the received model. Returns w and the clients' memory as tensors."""
     lowered = space.lower(walk(algorithm, space, got, memory, steps))
     return lowered.pop("w"), lowered
 
 
 def walk(algorithm: Algorithm, space: Any, got: Any, memory: Any, steps: int) -> dict[str, Any]:
-    """The steps: `w` and the clients' memory after them, as vectors of the space."""
+    """The loop over local steps. Returns `w` and the clients' memory by name, as vectors of the space."""
     received, remembered = space.lift(got, memory)
     vectors = {"w": received["model"], **remembered}
     # Suppress overflow warnings: a diverging lane is reported by the engine.
@@ -43,25 +43,25 @@ def script_of(
     memory: Collection[str],
     steps: int,
 ) -> Script:
-    """The steps of an algorithm, written down."""
+    """Trace the local steps of an algorithm."""
     script = Script(algorithm, local, device)
     walk(algorithm, script, received, memory, steps)
     return script
 
 
 def batches_of_client(local: Local, samples: int, seed: int, round: int, client: int) -> list[Integers]:
-    """The batches of one client's round, drawn under a key of its own: the same wherever the client is."""
+    """Batches of one client in a round; they depend on seed, round and client only."""
     return local.batches(samples, random_numbers(seed, "batches", round, client))
 
 
 class SampleLosses:
-    """Cross-entropy of the training samples of some clients under models of theirs."""
+    """Cross-entropy of the clients' models on their training samples: the `Losses` of an algorithm."""
 
     def __init__(self, model: Model, clients: Clients, who: Integers) -> None:
         self.model, self.clients, self.who = model, clients, who
 
     def _of(self, models: Tensor, place: int) -> Tensor:
-        """Of one client's samples: (…, n)."""
+        """Losses of one client's samples, (…, n)."""
         rows, w = self.clients.rows(int(self.who[place])), models[..., place, :]
         z = self.model.scores(w.reshape(-1, w.shape[-1]), self.clients.x[rows])
         y = self.clients.y[rows].expand(len(z), -1)

@@ -1,4 +1,4 @@
-"""What is measured after every round."""
+"""Measurements after every round: loss and accuracy at all clients."""
 
 import math
 from collections.abc import Sequence
@@ -12,13 +12,13 @@ from torch import Tensor
 from fedkin.data.federation import Clients, Federation
 from fedkin.models import Model
 
-# Rows scored at once: enough to keep a core busy, few enough that the scores of many classes stay small.
+# Samples scored at once: large enough for efficient products, small enough that scores of many classes fit.
 ROWS = 4096
 
 
 @dataclass(frozen=True)
 class Scores:
-    """Loss and accuracy of one model at each of a set of clients, (C,) each, and the clients' sizes."""
+    """Loss and accuracy at each client, and number of samples: (C,) each."""
 
     losses: NDArray[np.float64]
     accuracies: NDArray[np.float64]
@@ -36,13 +36,13 @@ class Scores:
 
     @property
     def worst_decile(self) -> float:
-        """Mean accuracy of the tenth of the clients (at least one) that the model serves worst."""
+        """Mean accuracy of the tenth of the clients (at least one) with the lowest accuracy."""
         worst = np.sort(self.accuracies)[: max(1, len(self.accuracies) // 10)]
         return float(worst.mean())
 
 
 def score(model: Model, w: Tensor, clients: Clients, l2: Sequence[float] = (0.0,)) -> list[Scores]:
-    """Loss (cross-entropy plus λ/2 ‖w‖², as trained) and accuracy at every client, of each model of w (L, P)."""
+    """Loss (cross-entropy plus λ/2 ‖w‖²) and accuracy at every client, for each model of w (L, P)."""
     lanes, samples = len(w), len(clients.y)
     loss, right = torch.empty(2, lanes, samples, device="cpu")
     for first in range(0, samples, ROWS):
@@ -58,7 +58,7 @@ def score(model: Model, w: Tensor, clients: Clients, l2: Sequence[float] = (0.0,
 
 
 def measure(model: Model, w: Tensor, federation: Federation, l2: Sequence[float] = (0.0,)) -> list[dict[str, float]]:
-    """The record of a round for each model of w (L, P): loss and accuracy, and the spread over testing clients."""
+    """The record of a round for each model of w (L, P): losses, accuracies and the worst decile of testing clients."""
     pairs = zip(score(model, w, federation.train, l2), score(model, w, federation.test, l2), strict=True)
     return [
         {
@@ -73,7 +73,7 @@ def measure(model: Model, w: Tensor, federation: Federation, l2: Sequence[float]
 
 
 def rounds_to(threshold: float, accuracy: Sequence[float] | NDArray[np.float64]) -> int | None:
-    """The first round after which the accuracy is at least the threshold, None if there is none.
+    """The first round after which the accuracy is at least the threshold, or None.
 
     Rounds count from 0, as in the paper's published results.
 

@@ -1,4 +1,4 @@
-"""The clients' own models: each measured on its client's own testing samples."""
+"""Measurements of personal models, each on the testing samples of its client."""
 
 from collections.abc import Iterator
 
@@ -9,14 +9,14 @@ from fedkin.engine.metrics import Scores
 from fedkin.engine.simulation import Simulation, State
 from fedkin.types import Integers
 
-# So many clients' models are held at once.
+# Number of clients whose models are in memory at once.
 CLIENTS = 256
 
 
 def own_models(simulation: Simulation, state: State) -> list[dict[str, float]]:
-    """What the clients' own models achieve, for each lane; nothing where all use the global model.
+    """Loss, accuracy and worst decile of personal models, for each lane.
 
-    Testing client i must belong to training client i (`Federation.paired`).
+    Empty if the algorithm has no personal models, or if the federation is not paired (`Federation.paired`).
     """
     if not (simulation.algorithm.at(state.round).is_personal and simulation.federation.paired):
         return []
@@ -27,7 +27,7 @@ def own_models(simulation: Simulation, state: State) -> list[dict[str, float]]:
 
 
 def own_scores(simulation: Simulation, state: State) -> list[Scores]:
-    """Loss and accuracy of every client's own model on its own testing samples, for each lane."""
+    """Loss and accuracy of every client's personal model on its own testing samples, for each lane."""
     test, pieces = simulation.federation.test, []
     for who, models in models_of(simulation, state):
         for place, client in enumerate(who.tolist()):
@@ -40,7 +40,7 @@ def own_scores(simulation: Simulation, state: State) -> list[Scores]:
 
 
 def models_of(simulation: Simulation, state: State) -> Iterator[tuple[Integers, torch.Tensor]]:
-    """The clients' own models, some clients at a time: the clients, and their models (L, m, P)."""
+    """Personal models in blocks of clients: client indices (m,) and models (L, m, P)."""
     algorithm, clients = simulation.algorithm.at(state.round), len(simulation.federation.train)
     for first in range(0, clients, CLIENTS):
         who = np.arange(first, min(first + CLIENTS, clients))

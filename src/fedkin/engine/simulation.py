@@ -1,10 +1,10 @@
-"""The engine: rounds of a simulated federation.
+"""Simulation of the rounds of a federation.
 
-One round is  select → send → (begin → step × E → reply) → combine.  What belongs to every algorithm is here, once: the
-L2 penalty, gradient clipping, clients with different numbers of steps, sampling of clients. An algorithm never sees
-more than stacked tensors, and the engine never asks which algorithm it is.
+One round is  select → send → (begin → step × E → reply) → combine.  The engine provides what all algorithms share: L2
+penalty, gradient clipping, clients with different numbers of steps, client sampling. Algorithms only see stacked
+tensors, and the engine does not depend on the algorithm.
 
-Clients are processed in cohorts (`fedkin.engine.cohorts`), each in the space where its steps are cheapest.
+Clients are processed in cohorts (`fedkin.engine.cohorts`), each in the space in which its steps are fastest.
 """
 
 import contextlib
@@ -36,11 +36,11 @@ from fedkin.types import Floats, Integers, Tensors
 
 @dataclass(frozen=True)
 class State:
-    """Where a run stands: `round` rounds are done.
+    """The state of a run after `round` rounds.
 
-    server  the server's state, by name
-    memory  what clients keep to themselves, by name
-    spaces  in which space the clients of the last round worked, and how many
+    server  server state, by name
+    memory  state of the clients, by name, as `ClientRows`
+    spaces  number of sampled clients of the last round per space
     """
 
     server: ServerState
@@ -57,11 +57,11 @@ class State:
 
 @dataclass(frozen=True)
 class Simulation:
-    """Everything that stays the same over the rounds of a run.
+    """A run: everything that does not change over its rounds.
 
-    weights    p, by which the server averages, (C,); renormalised over the sampled clients
-    take_part  M, how many clients are sampled for a round (None: all)
-    stacked    False takes one client at a time, plainly: slower, and the oracle in the tests
+    weights    p, averaging weights of all clients, (C,); renormalised over the sampled clients
+    take_part  M, number of clients sampled per round (None: all)
+    stacked    False processes one client at a time in `Plain`: the slow reference for tests
     """
 
     federation: Federation
@@ -73,7 +73,7 @@ class Simulation:
     take_part: int | None = None
     seed: int = 0
     stacked: bool = True
-    # What was made for earlier rounds. A simulation with another federation or model begins without.
+    # Caches of earlier rounds; `dataclasses.replace` begins with empty ones.
     _kept: dict[bytes, Samples] = field(default_factory=dict, init=False, repr=False, compare=False)
     _scripts: list[Script] = field(default_factory=list, init=False, repr=False, compare=False)
     _trial: list[tuple[Any, ...]] = field(default_factory=list, init=False, repr=False, compare=False)
@@ -81,22 +81,20 @@ class Simulation:
     def __post_init__(self) -> None:
         clients = len(self.federation.train)
         if self.take_part is not None and not 1 <= self.take_part <= clients:
-            raise BadInput(
-                f"take_part = {self.take_part} is out of range: from 1 to all {clients} clients take part in a round"
-            )
+            raise BadInput(f"take_part = {self.take_part} is out of range: choose from 1 to all {clients} clients")
 
     @property
     def all_sampled(self) -> bool:
-        """Whether every client takes part in every round."""
+        """Whether all clients are sampled in every round."""
         return self.take_part is None or self.take_part == len(self.federation.train)
 
     @property
     def device(self) -> torch.device:
-        """Where the samples are, and so the computation."""
+        """The device of the samples and the computation."""
         return self.federation.train.x.device
 
     def start(self) -> State:
-        """The state before the first round."""
+        """Initial state."""
         algorithm, model = self.algorithm.at(0), self.model.start(self.seed).to(self.device)[None]
         if isinstance(self.algorithm, Lanes):
             model = model.expand(len(self.algorithm), 1, -1).contiguous()
@@ -104,7 +102,7 @@ class Simulation:
         return State(algorithm.start(model, self.available(0)), memory)
 
     def advance(self, state: State) -> State:
-        """One round."""
+        """Run one round."""
         algorithm = self.algorithm.at(state.round)
         round = self.sampled(algorithm, state)
         got = self.sent(algorithm, state, round)
@@ -115,41 +113,41 @@ class Simulation:
         return State(server, {**state.memory, **memory}, state.round + 1, spaces)
 
     def available(self, number: int) -> Round:
-        """A round before its clients are selected: about all of them."""
+        """A round before sampling, with all clients."""
         everyone, p = np.arange(len(self.federation.train)), self.weights / self.weights.sum()
         return Round(number, everyone, p, self.graph, len(everyone), self.take_part, self.seed, self.weights)
 
     def sampled(self, algorithm: Algorithm, state: State) -> Round:
-        """The round about the clients that the algorithm selects."""
+        """The round with the sampled clients."""
         round = self.available(state.round)
         who = algorithm.select(state.server, round, self._losses_at)
         return round.of(who, self.weights[who])
 
     def _losses_at(self, model: Tensor, who: Integers) -> Tensor:
-        """fᵢ(model) of clients: (…, 1, P) to (…, len(who), 1)."""
+        """fᵢ(model) at clients: (…, 1, P) → (…, len(who), 1)."""
         models = model.expand(*model.shape[:-2], len(who), -1)
         return SampleLosses(self.model, self.federation.train, who).mean(models)
 
     def sent(self, algorithm: Algorithm, state: State, round: Round) -> Tensors:
-        """What the sampled clients receive."""
+        """Tensors that the sampled clients receive."""
         return algorithm.send(state.server, round)
 
     def work(
         self, algorithm: Algorithm, local: Local, round: Round, got: Tensors, memory: Tensors
     ) -> tuple[Tensors, Tensors, dict[str, int]]:
-        """The local work of the sampled clients: their replies, what they keep, and in which spaces they worked."""
+        """Local training of the sampled clients. Returns replies, kept tensors and the number of clients per space."""
         replies: Tensors = {}
         kept: Tensors = {}
-        models = room(got["model"], *got["model"].shape)  # those that clients end with
+        models = room(got["model"], *got["model"].shape)  # the clients' final models
         names = trial(algorithm, got, memory)
         cohorts = list(self._cohorts(algorithm, local, got, names.got, names.memory, round.who))
         script = self._script(algorithm, local, names.got, names.memory, cohorts)
         looks = type(algorithm).begin is not Algorithm.begin
 
         def work(cohort: Cohort) -> None:
-            """The local work of a cohort, which writes its own rows of what all send back."""
+            """Local training of a cohort, written to its rows of `replies` and `kept`."""
             clients = round.who[cohort.places]
-            places = as_slice(cohort.places)  # of neighbours a view, not a copy
+            places = as_slice(cohort.places)  # contiguous positions as a view, not a copy
             into = models[..., places, :] if isinstance(places, slice) else None
             mine, own = (
                 {name: at_places(value, places, len(clients)) for name, value in tensors.items()}
@@ -167,10 +165,10 @@ class Simulation:
             sent, own = algorithm.reply(w, mine, own, steps)
             for whole, part in ((replies, sent), (kept, own)):
                 for name, value in part.items():
-                    if name not in whole:  # two threads may both make it: the first one's stays
+                    if name not in whole:  # two threads may both create it: `setdefault` keeps the first
                         shape = (*value.shape[:-2], len(round), value.shape[-1])
                         whole.setdefault(name, models if value is w and whole is replies else room(value, *shape))
-                    if whole[name] is not models or value is not into:  # else it is there already
+                    if whole[name] is not models or value is not into:  # else it was written in place
                         whole[name][..., places, :] = value
 
         with seeded(torch_seed(self.seed, PURPOSES["noise"], round.number)):
@@ -181,11 +179,11 @@ class Simulation:
         return replies, kept, dict(spaces)
 
     def _each(self, work: Callable[[Cohort], None], cohorts: list[Cohort]) -> None:
-        """Do the work of every cohort.
+        """Process all cohorts.
 
-        They go to threads of one core each, the longest first: PyTorch's own threads would have to wait for each other
-        after every operation, and there are thousands a round. Only where a single cohort would keep the other cores
-        waiting, all work on the same, if they can. What a cohort computes does not depend on when the others do.
+        Cohorts are distributed to threads of one core each, the most expensive first: PyTorch's own threads would
+        synchronise after every operation, thousands of times per round. If a single cohort dominates the cost and its
+        space supports it, all cores process one cohort after another. Results do not depend on the order.
         """
         threads = torch.get_num_threads() if self.device.type == "cpu" and self.model.parallel else 1
         longest = max(cohorts, key=lambda cohort: cohort.cost)
@@ -204,7 +202,7 @@ class Simulation:
     def _cohorts(
         self, algorithm: Algorithm, local: Local, got: Tensors, received: Any, memory: Any, who: Integers
     ) -> Iterator[Cohort]:
-        """Group the sampled clients. `received` and `memory` are the names of what they work with."""
+        """Group the sampled clients into cohorts. `received` and `memory` are the names of their tensors."""
         sizes = self.federation.train.sizes[who].tolist()
         if not self.stacked:
             return (Cohort(np.array([place]), Plain, local.count(n), n) for place, n in enumerate(sizes))
@@ -220,9 +218,9 @@ class Simulation:
         return cohorts_of(sizes, self.federation.features, steps)
 
     def _tried(self, algorithm: Algorithm, received: Any, memory: Any) -> Script | None:
-        """Two steps on names alone; None if a step takes more than + and − of vectors and × by scalars.
+        """The trace of two steps; None if a step uses more than + and − of vectors and × by scalars.
 
-        A step that is simply wrong fails here too; taken plainly, its error says what is wrong with it.
+        Errors in a step are suppressed here; `Plain` raises them again.
         """
         names = set(received), set(memory)
         if not (self._trial and self._trial[0][0] is algorithm and self._trial[0][1] == names):
@@ -236,9 +234,9 @@ class Simulation:
     def _script(
         self, algorithm: Algorithm, local: Local, received: Any, memory: Any, cohorts: list[Cohort]
     ) -> Script | None:
-        """The steps of the clients in sample space, written down as far as the one with the most takes them.
+        """The trace of the steps in sample space, as long as the longest cohort requires.
 
-        It is the same in every round, unless the algorithm is not.
+        It is cached until the algorithm changes, as by a schedule.
         """
         steps = max((cohort.steps for cohort in cohorts if issubclass(cohort.space, Samples)), default=0)
         if not steps or local.clip is not None:
@@ -248,7 +246,7 @@ class Simulation:
         return self._scripts[0]
 
     def _space(self, local: Local, clients: Integers, space: Where, round: Round) -> Plain | Samples:
-        """Where a cohort works. In sample space much is the same in every round, and kept if the cohort comes again."""
+        """The space of a cohort. Sample spaces are cached if all clients are sampled in every round."""
         train, key = self.federation.train, clients.tobytes()
         kept = self._kept.get(key)
         if type(kept) is space and kept.local is local and local.order == "fixed":
@@ -265,15 +263,15 @@ class Simulation:
 
 
 def as_slice(places: Integers) -> Any:
-    """Places that follow each other as a slice, others as they are."""
+    """Consecutive positions as a slice, others unchanged."""
     return slice(int(places[0]), int(places[-1]) + 1) if is_run(places) else places
 
 
 def at_places(value: Tensor, places: Any, count: int) -> Tensor:
-    """What the clients in these places received; a view where all received the same, as everybody's w̄."""
+    """Rows of the clients in these positions; a view if all rows are the same (stride 0), as for w̄."""
     return value[..., :count, :] if value.stride(-2) == 0 else value[..., places, :]
 
 
 def torch_seed(*parts: int) -> int:
-    """One seed for PyTorch out of several numbers."""
+    """One seed for PyTorch from several numbers."""
     return int(np.random.SeedSequence(parts).generate_state(1, np.uint64)[0] >> np.uint64(1))

@@ -1,4 +1,4 @@
-"""The settings of a run: the tables of a TOML file, validated, unknown keys rejected."""
+"""The settings of a run: validated tables of a TOML file. Unknown keys are errors."""
 
 from collections import defaultdict
 from collections.abc import Mapping
@@ -16,14 +16,14 @@ from fedkin.algorithms.schedules import Schedule
 from fedkin.errors import BadInput, nearest
 
 Settings = dict[str, Any]
-MOST = 10**9  # of anything that is counted
+MOST = 10**9  # maximum of integer settings
 
 # Settings that change how a run is executed but not its result.
 IMMATERIAL = {"threads", "checkpoint_every"}
 
 
 class Section(BaseModel):
-    """A table of the file."""
+    """A table of a TOML file."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -32,7 +32,7 @@ S = TypeVar("S", bound=Section)
 
 
 class DataSection(Section):
-    """Which samples.
+    """Data set and preprocessing.
 
     source      digits, mnist, fashion_mnist, femnist, cifar10, cifar100, or the path of an npz file
     preprocess  half: (x − 0.5)/0.5; standardise: per-pixel mean and deviation; none
@@ -43,16 +43,16 @@ class DataSection(Section):
 
 
 class Partition(Section):
-    """How samples are divided among clients.
+    """Partition of the samples into clients.
 
     clients          C training and C testing clients
     class_imbalance  a ≥ 0 (Dirichlet); 0 is balanced
     size_imbalance   b ≥ 0 (log-normal); 0 is balanced
-    scheme           `paired`: testing client i has the class mix and share of training client i; the other two divide
-                     both parts independently, `paper` as its text says, `published` as its published code does
-    mixes            how class mixes are drawn, `paper` or `published` (default: as the scheme)
+    scheme           `paired`: testing client i has the class mix and share of training client i; `paper` (the paper's
+                     text) and `published` (its published code) divide both parts independently
+    mixes            how class mixes are sampled, `paper` or `published` (default: as the scheme)
     clusters         number of clusters of clients, each with classes that no other cluster has (0: none)
-    group            instead: a natural split by a group key of the data, such as writer
+    group            natural partition by a group key of the data, such as writer, instead of the above
     """
 
     clients: int = Field(default=100, ge=2, le=MOST)
@@ -69,15 +69,15 @@ FORMER_DEFAULTS: Settings = {"partition": {"scheme": "published"}}
 
 
 class Graph(Section):
-    """Who is kin to whom.
+    """Similarity graph of the clients.
 
-    kind     similarity, or for comparison uniform, shuffled, global
-    weights  by which the server averages: adjacency (the degrees), uniform, samples
-    neighbours  so many nearest count, which makes the graph sparse (0: all)
-    search   for the nearest: exact, or approximate for very many clients
-    temperature  below 1 makes strong edges count more, above 1 evens them out (1: the paper's)
-    pixels   messages from the raw features or the preprocessed ones
-    floor    the smallest misalignment that counts (0: identical clients are an error)
+    kind         similarity, or for comparison uniform, shuffled, global
+    weights      averaging weights of the server: adjacency (the degrees), uniform, samples
+    neighbours   number of nearest neighbours, which makes the graph sparse (0: all)
+    search       nearest-neighbour search: exact, or approximate for very many clients
+    temperature  below 1 strengthens strong edges, above 1 evens edges out (1: the paper's)
+    pixels       messages from raw or preprocessed features
+    floor        lower bound of misalignments (0: identical clients are an error)
     """
 
     kind: Literal["similarity", "uniform", "shuffled", "global"] = "similarity"
@@ -90,11 +90,11 @@ class Graph(Section):
 
 
 class ModelSection(Section):
-    """What is trained.
+    """Model.
 
     kind    softmax, mlp, or the import path of a torch.nn.Module: package.module:Name
-    hidden  units of the mlp
-    args    what the imported one is called with
+    hidden  hidden units of the mlp
+    args    keyword arguments of an imported model
     """
 
     kind: str = "softmax"
@@ -103,7 +103,7 @@ class ModelSection(Section):
 
 
 class Scheduled(Section):
-    """A hyper-parameter that moves: { from = 0.5, to = 1.0, over = 50, shape = "cosine" }."""
+    """A hyper-parameter schedule: { from = 0.5, to = 1.0, over = 50, shape = "cosine" }."""
 
     start: float = Field(alias="from")
     end: float = Field(alias="to")
@@ -111,19 +111,20 @@ class Scheduled(Section):
     shape: str = "linear"
 
     def schedule(self) -> Schedule:
-        """As the algorithms use it."""
+        """The schedule as an object for algorithms."""
         return Schedule(self.start, self.end, self.over, self.shape)
 
 
 class LocalSection(Section):
-    """What each client does in a round.
+    """Local training of a client in a round.
 
     step_size   γ, a number or a schedule
-    epochs      E passes in batches of batch_size (a number or "all"),
-    steps       or instead E steps on a partition into E batches (0: by epochs)
-    order       of the batches: fixed or shuffled
-    l2          λ
-    clip        G, the largest gradient norm (inf: any)
+    epochs      E, passes over the client's samples
+    batch_size  B, a number or "all"
+    steps       number of steps, on a partition into as many batches, instead of epochs (0: epochs)
+    order       order of the samples: fixed, or shuffled in each epoch
+    l2          λ, coefficient of the L2 penalty
+    clip        G, maximum gradient norm (inf: no clipping)
     """
 
     step_size: float | Scheduled = 1e-3
@@ -135,7 +136,7 @@ class LocalSection(Section):
     clip: float = Field(default=float("inf"), gt=0)
 
     def work(self) -> Local:
-        """As the engine uses it."""
+        """The settings as an object for the engine."""
         return Local(
             epochs=self.epochs,
             batch_size=None if self.batch_size == "all" else self.batch_size,
@@ -147,7 +148,7 @@ class LocalSection(Section):
 
 
 class AlgorithmSection(Section):
-    """Which algorithm, and its own hyper-parameters: whatever fields its class has."""
+    """Name and hyper-parameters of the algorithm; the keys are the fields of its class."""
 
     model_config = ConfigDict(extra="allow", frozen=True, strict=True)
 
@@ -165,7 +166,7 @@ class AlgorithmSection(Section):
         return self
 
     def build(self, step_size: float | Scheduled) -> Algorithm:
-        """The algorithm object; it checks its own ranges."""
+        """The algorithm as an object, which checks the ranges of its fields."""
         kind = algorithm_named(self.name)
         values: Settings = {"step_size": step_size, **(self.model_extra or {})}
         for f in fields(kind):
@@ -178,37 +179,39 @@ class AlgorithmSection(Section):
 
 
 def _field_value(kind: type[Algorithm], f: DataclassField[Any], value: Any) -> Any:
-    """A setting as a field of an algorithm: a number or a schedule, or whatever type the field's default has."""
+    """A setting as a field of an algorithm: a number or a schedule, else a value of the type of the field's default."""
     if isinstance(value, Scheduled):
         return value.schedule()
     if is_hyper(kind, f.name):
         if isinstance(value, Mapping):
             return validated(Scheduled, dict(value), f"algorithm.{f.name}").schedule()
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise BadInput(f"algorithm.{f.name} = {value!r} is not a number or a schedule")
+            raise BadInput(f"algorithm.{f.name} = {value!r} is not valid: it must be a number or a schedule")
     elif f.default is not MISSING and f.default is not None and type(value) is not type(f.default):
         raise BadInput(f"algorithm.{f.name} = {value!r} is not valid: it must be {NOUNS[type(f.default)]}")
     return value
 
 
-NOUNS = defaultdict(lambda: "of the type of its default", {int: "a whole number", str: "a word", bool: "true or false"})
+NOUNS = defaultdict(
+    lambda: "of the type of its default", {int: "a whole number", str: "a string", bool: "true or false"}
+)
 
 
 def knobs(algorithm: str) -> list[str]:
-    """The hyper-parameters of an algorithm besides the step size, which all have."""
+    """The hyper-parameters of an algorithm other than the step size."""
     return [f.name for f in fields(algorithm_named(algorithm)) if f.name != "step_size"]
 
 
 class Reading(Section):
-    """Which algorithm: the one the paper states, or what its published code does. See `fedkin.experiments.readings`.
+    """The algorithm as the paper states it, or as its published code behaves. See `fedkin.experiments.readings`.
 
-    anchors    published: every round the u's are dealt to clients at random
-    averaging  published: and so are the weights by which models are averaged
-    penalty    published: FedKin goes without the L2 penalty, the baselines have it
-    proximal   published: FedProx goes without its proximal term
-    sign       published: a message has whatever sign the singular value decomposition gives it
+    anchors    published: in every round the u's are permuted among the clients
+    averaging  published: in every round the averaging weights are permuted among the clients
+    penalty    published: FedKin has no L2 penalty, the baselines have it
+    proximal   published: FedProx has no proximal term
+    sign       published: the sign of a message is arbitrary, as given by the singular value decomposition
 
-    `reading = "published"` is all of them.
+    `reading = "published"` sets all of them.
     """
 
     anchors: Literal["paper", "published"] = "paper"
@@ -219,13 +222,14 @@ class Reading(Section):
 
 
 class Experiment(Section):
-    """One run, fully described.
+    """All settings of one run.
 
-    rounds     T
-    threshold  the accuracy to which rounds are counted
-    take_part  M, clients in a round, or "all"
-    threads    of the processor (0: all); device: cpu, cuda, …
-    checkpoint_every  so many rounds, or half a minute if that is sooner
+    rounds            T, number of rounds
+    threshold         accuracy for which the number of rounds is reported
+    take_part         M, number of clients sampled per round, or "all"
+    device            PyTorch device: cpu, cuda, …
+    threads           processor threads (0: PyTorch's default)
+    checkpoint_every  maximum number of rounds between checkpoints, which are at most about 30 seconds apart
     """
 
     name: str = "experiment"
@@ -248,7 +252,7 @@ class Experiment(Section):
     @classmethod
     def _plain(cls, name: str) -> str:
         if not name or name != Path(name).name or name.startswith("."):
-            raise BadInput(f"name = '{name}' must be usable as the name of a folder")
+            raise BadInput(f"name = '{name}' is not valid: it must be usable as the name of a folder")
         return name
 
     @field_validator("algorithm", mode="before")
@@ -276,7 +280,7 @@ SECTIONS = {name: info.annotation for name, info in Experiment.model_fields.item
 
 
 def validated(section: type[S], settings: Settings, at: str = "") -> S:
-    """A section from raw settings, or one clear sentence about the first thing that is wrong."""
+    """A section from raw settings. Raises `BadInput` for the first invalid setting."""
     try:
         return section.model_validate(settings)
     except ValidationError as error:
@@ -285,7 +289,13 @@ def validated(section: type[S], settings: Settings, at: str = "") -> S:
         raise BadInput(_sentence(section, where, first)) from None
 
 
-_TAGS = {"int", "constrained-int", "float", "Scheduled", "literal['all']"}  # what pydantic adds to the place for unions
+_TAGS = {
+    "int",
+    "constrained-int",
+    "float",
+    "Scheduled",
+    "literal['all']",
+}  # added by pydantic to the location in unions
 
 
 def _sentence(section: type[Section], where: str, problem: Any) -> str:

@@ -1,6 +1,6 @@
-"""Grids of runs: from a TOML file to the plan of every run it describes.
+"""Grids of runs: from a TOML file to the settings of every run it describes.
 
-A list anywhere a value may stand makes a grid: `beta = [0.9, 0.5]` is two runs, and so is a list of tables.
+A list in place of a value makes a grid: `beta = [0.9, 0.5]` describes two runs, and so does a list of two tables.
 """
 
 import tomllib
@@ -18,7 +18,7 @@ from fedkin.experiments.config import SECTIONS, Experiment, Section, Settings, k
 
 @dataclass(frozen=True)
 class Plan:
-    """One run of a grid: the name of its folder, and its configuration."""
+    """One run of a grid: the name of its folder and its configuration."""
 
     name: str
     config: Experiment
@@ -32,11 +32,11 @@ def plans(source: Path | str | Mapping[str, Any] | None = None, overrides: Seque
             _override(settings, override)
         return _plans(settings)
     except RecursionError:
-        raise BadInput("the settings are nested too deeply: a list of values is as deep as a grid goes") from None
+        raise BadInput("the settings are nested too deeply: use lists of values or of tables") from None
 
 
 def _plans(settings: Settings) -> list[Plan]:
-    # The algorithm varies fastest, so that runs which share a federation follow each other.
+    # The algorithm varies fastest, so that runs with the same federation are consecutive.
     settings = {
         **{k: v for k, v in settings.items() if k != "algorithm"},
         "algorithm": settings.get("algorithm", {}),
@@ -44,9 +44,9 @@ def _plans(settings: Settings) -> list[Plan]:
     runs: dict[str, tuple[str, Experiment]] = {}
     for choice, run in _expand(settings):
         config = validated(Experiment, run)
-        runs.setdefault(config.model_dump_json(), (_name(config, choice), config))  # described twice: one run
+        runs.setdefault(config.model_dump_json(), (_name(config, choice), config))  # duplicates are one run
     if not runs:
-        raise BadInput("the experiment describes no run: an empty list stands where a value should")
+        raise BadInput("the experiment describes no run: give at least one value in every list")
     found: dict[str, Plan] = {}
     given = {name for name, _ in runs.values()}
     for name, config in runs.values():
@@ -68,7 +68,7 @@ def settings_from(source: Path | str | Mapping[str, Any] | None) -> Settings:
         raise BadInput(f"there is no file {source}: give the path of a TOML file, or none for the default") from None
     except tomllib.TOMLDecodeError as error:
         raise BadInput(f"{source} is not valid TOML: {error}") from None
-    except (OSError, ValueError) as error:  # also a NUL in the path, bytes that are no text, a number of 5,000 digits
+    except (OSError, ValueError) as error:  # also NUL in the path, invalid UTF-8, a number of 5,000 digits
         raise BadInput(f"{source} cannot be read ({error}): give the path of a TOML file") from None
     if source is not None:
         settings.setdefault("name", Path(source).stem)
@@ -87,16 +87,16 @@ def _copied(value: Any) -> Any:
 
 
 def _override(settings: Settings, override: str) -> None:
-    """Apply `key=value`, where the key may be dotted or, if only one section has it, the bare last word."""
+    """Apply `key=value`, where the key is `section.name`, or just `name` if only one section has it."""
     key, equals, text = override.partition("=")
     if not equals:
         raise BadInput(f"--set takes key=value, such as --set rounds=20, not '{override}'")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
-        value = text.strip()  # a bare word is a string
+        value = text.strip()  # a string without quotes
     except (RecursionError, ValueError):  # too deep, or a number of 5,000 digits
-        raise BadInput(f"--set {key}: the value cannot be read: give a number, a word or a short list") from None
+        raise BadInput(f"--set {key}: the value cannot be read: give a number, a string or a short list") from None
     *sections, leaf = _full_key(key.strip()).split(".")
     if sections[:1] != ["algorithm"]:
         table = settings
@@ -147,11 +147,11 @@ def _full_key(key: str) -> str:
 
 
 def _expand(value: Any, path: str = "") -> Iterator[tuple[dict[str, Any], Any]]:
-    """All values that a value with lists in it stands for, each with the choices made."""
+    """All values that a value with lists expands to, each with the choices made."""
     if isinstance(value, list):
         for entry in value:
             for choice, one in _expand(entry, path):
-                # A table in a list is named by what is in it, a plain value by itself.
+                # A run is named by the choices within a table, or by a plain value itself.
                 yield (choice if isinstance(one, dict) else {path: one, **choice}), one
     elif isinstance(value, dict):
         parts = [list(_expand(v, f"{path}.{k}" if path else k)) for k, v in value.items()]
@@ -163,7 +163,7 @@ def _expand(value: Any, path: str = "") -> Iterator[tuple[dict[str, Any], Any]]:
 
 
 def _name(config: Experiment, choice: Mapping[str, Any]) -> str:
-    """The algorithm with all its hyper-parameters, then whatever else the grid varies."""
+    """The name of a run: the algorithm, its hyper-parameters, then the other settings that the grid varies."""
     words = [config.algorithm.name]
     words += [f"{key}={_short(value)}" for key, value in (config.algorithm.model_extra or {}).items()]
     for path, value in choice.items():

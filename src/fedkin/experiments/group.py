@@ -1,11 +1,10 @@
-"""Lanes at work: runs of one federation that are executed together, each in a folder of its own.
+"""Groups: runs of one federation that are executed together as lanes, each with its own folder.
 
-What is promised, and tested: runs of one command end with the same bits however often they are interrupted, whatever
-`checkpoint_every` is, whichever of them have ended or have lost their folder. In other company, or alone, a run gives
-the same numbers up to rounding, because products of matrices with more rows are summed in another order. So a group
-stays the one it was when its runs began (origin.json): a run that has to be computed again is computed together with
-the others of its group, also if those have ended. A run that diverges leaves the group after the round in which its
-loss is no longer finite.
+Guarantee: the runs of one command give bitwise identical results however often they are interrupted, for any
+`checkpoint_every`, and if some have finished or lost their folder. In another group, or alone, a run gives the same
+numbers up to rounding, because larger matrix products sum in another order. Therefore a group is fixed when its runs
+start (origin.json): a run that has to be repeated is executed together with the others of its group, even if those have
+finished. A diverging run leaves the group after the round in which its loss is no longer finite.
 """
 
 import time
@@ -24,16 +23,16 @@ from fedkin.experiments.rounds import play
 from fedkin.types import Record
 
 CHECKPOINT_SECONDS = 30.0
-# Runs of a group at the most: beyond, more rows make products no faster, and every folder is held open.
+# Maximum number of runs in a group: more rows make products no faster, and each run has an open lock file.
 MOST_LANES = 256
 
 
 @dataclass
 class Lane:
-    """A run on its way.
+    """A run of a group.
 
-    done   the records so far
-    ended  its result, once it has one; a run that had one before is computed along, but nothing is written
+    done   records of the rounds so far
+    ended  result of the run, or None; a run that had a result before is repeated without writing anything
     """
 
     plan: Plan
@@ -45,7 +44,7 @@ class Lane:
 
     @property
     def is_kept(self) -> bool:
-        """Whether the folder holds its result: nothing is written any more."""
+        """Whether the run has a result, so that nothing is written any more."""
         return self.ended is not None
 
     def end(self, state: State, model: Tensor) -> None:
@@ -55,19 +54,19 @@ class Lane:
         self.ended = Result(self.plan.name, self.settings, self.done, summary, model, self.folder.path)
 
     def sound_rounds(self, rounds: int) -> set[int]:
-        """After which rounds the group can continue, as far as this run is concerned: it may have left before."""
+        """Numbers of rounds after which the group can continue; any after this run has left the group."""
         sound = {0, *self.folder.sound_rounds()}
         if self.ended is not None and self.ended.summary["status"] == "diverged":
             sound |= set(range(len(self.ended.rounds), rounds + 1))
         return sound
 
     def takes_part(self, begin: int) -> bool:
-        """Whether the group still computes it after so many rounds."""
+        """Whether the run is still in the group after `begin` rounds."""
         return self.ended is None or self.ended.summary["status"] != "diverged" or len(self.ended.rounds) > begin
 
 
 def kept_result(folder: records.RunFolder, plan: Plan, settings: Record) -> Result | None:
-    """The result in the folder, if the run has ended and everything of it is sound."""
+    """The result in the folder, if the run has ended and all files are intact."""
     if (found := folder.result()) is None:
         return None
     summary, done, model = found
@@ -77,7 +76,7 @@ def kept_result(folder: records.RunFolder, plan: Plan, settings: Record) -> Resu
 
 
 def run_group(group: Sequence[Lane], listener: Listener) -> None:
-    """Rounds until all runs have ended."""
+    """Run a group until all its runs have ended, continuing from the last common checkpoint."""
     rounds, every = group[0].plan.config.rounds, group[0].plan.config.checkpoint_every
     begin = max(set.intersection(*(lane.sound_rounds(rounds) for lane in group)))
     going = [lane for lane in group if lane.takes_part(begin)]
@@ -88,14 +87,14 @@ def run_group(group: Sequence[Lane], listener: Listener) -> None:
             lane.folder.keep_records(lane.done)
             lane.folder.begin([other.plan.name for other in group])
             listener.begin(lane.plan.name, rounds, begin)
-    together = lanes.together([lane.simulation for lane in going])  # once: what it makes for a round serves the next
+    together = lanes.together([lane.simulation for lane in going])  # one object for all rounds, as it has caches
     state = lanes.joined(states, together)
     saved = time.monotonic()
     while going:
         if state.round < rounds:
             state, new = play(together, [lane.simulation.local.l2 for lane in going], state)
         else:
-            new = []  # a crash came between the last checkpoint and the result
+            new = []  # interrupted between the last checkpoint and the result
         for lane, record in zip(going, new, strict=False):
             if not lane.is_kept:
                 lane.folder.append(record)
@@ -107,7 +106,7 @@ def run_group(group: Sequence[Lane], listener: Listener) -> None:
             continue
         parts = lanes.parted(state, [lane.simulation for lane in going])
         for lane, part, left in zip(going, parts, diverged, strict=True):
-            # First those that go on: a crash after a run has left finds the others where it left them.
+            # First the runs that continue: if a crash follows, they have checkpoints of the round in which a run left.
             if not (lane.is_kept or left):
                 lane.folder.save(part)
         saved = time.monotonic()

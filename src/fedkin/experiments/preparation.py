@@ -1,4 +1,4 @@
-"""What runs need, made from their configurations: data, graph, model, algorithm."""
+"""Data, graph, model and algorithm of a run, from its configuration."""
 
 from pathlib import Path
 from typing import Any
@@ -18,19 +18,19 @@ from fedkin.models import build_model
 
 
 class Preparation:
-    """What runs need, made from their configurations. Runs of a grid that follow each other share what they can."""
+    """Builds simulations from configurations. Consecutive runs of a grid share data, federation and graph."""
 
     def __init__(self, data: Path | None = None, listener: Listener | None = None) -> None:
         self.data = data
         self.listener = listener or Silent()
-        # One of each is kept: CIFAR-10 is 700 MB, and runs that share a federation follow each other.
+        # Only the last of each is cached: CIFAR-10 takes 700 MB, and runs with the same federation are consecutive.
         self._dataset: tuple[Any, Dataset] | None = None
         self._federation: tuple[Any, Federation] | None = None
         self._graph: tuple[Any, SimilarityGraph] | None = None
         self._digests: dict[Any, str] = {}
 
     def simulation(self, config: Experiment) -> Simulation:
-        """Everything a run needs."""
+        """The simulation of a run."""
         federation, graph = self.federation(config), self.graph(config)
         section = config.model
         settings = {"mlp": {"hidden": section.hidden}, "softmax": {}}.get(section.kind, section.args)
@@ -47,7 +47,7 @@ class Preparation:
         return read_as(simulation, config.reading)
 
     def data_digest(self, config: Experiment) -> str:
-        """A digest of the data set as it is loaded now."""
+        """A digest of the loaded data set."""
         key = (config.data.source, config.seed)
         if key not in self._digests:
             self._digests[key] = data_digest(self._load(config))
@@ -65,13 +65,13 @@ class Preparation:
         """The clients' data, on the device."""
         key = (config.data, config.partition, config.seed, config.device)
         if self._federation is None or self._federation[0] != key:
-            self._federation = None  # let go of the old one before the new one is made
+            self._federation = None  # release the old one before the new one is built
             self._federation = (key, self._make_federation(config))
         return self._federation[1]
 
     def _make_federation(self, config: Experiment) -> Federation:
         dataset, split = self._load(config), config.partition
-        self._dataset = None  # the federation has copies of its own
+        self._dataset = None  # the federation has its own copy
         federation = federate(
             dataset,
             clients=split.clients,
@@ -91,7 +91,7 @@ class Preparation:
             raise BadInput(f"device = '{config.device}' cannot be used here ({reason}): use device = 'cpu'") from None
 
     def graph(self, config: Experiment) -> SimilarityGraph:
-        """Who is kin to whom."""
+        """The similarity graph."""
         federation = self.federation(config)
         section = config.graph
         section = section.model_copy(update={"weights": "adjacency"})

@@ -1,4 +1,4 @@
-"""What a person sees while runs go on: live bars on a terminal, plain lines elsewhere."""
+"""Progress of runs: live bars on a terminal, plain lines elsewhere."""
 
 import time
 from collections.abc import Iterator
@@ -21,26 +21,26 @@ from fedkin.types import Record
 
 
 class Listener(Protocol):
-    """Receives what happens: rounds as they are done, and what is being done in between."""
+    """Receives the progress of runs."""
 
     def grid(self, runs: int) -> None:
-        """So many runs are about to be carried out."""
+        """A grid of this many runs starts."""
 
     def doing(self, what: str) -> None:
-        """What is being done now, outside the rounds."""
+        """A task between rounds starts, such as data loading."""
 
     def begin(self, name: str, rounds: int, done: int) -> None:
-        """A run begins, or continues after some rounds."""
+        """A run starts, or continues after `done` rounds."""
 
     def round(self, name: str, record: Record) -> None:
-        """A round is done."""
+        """A round has finished."""
 
     def end(self, name: str, summary: Record, kept: bool) -> None:
-        """A run has ended, or was found finished."""
+        """A run has ended, or had ended before (`kept`)."""
 
 
 class Silent:
-    """Shows nothing: for use from Python."""
+    """No output: the default from Python."""
 
     def grid(self, runs: int) -> None:
         pass
@@ -59,12 +59,12 @@ class Silent:
 
 
 def percent(accuracy: float | None) -> str:
-    """An accuracy for people: 84.4 %, or a dash."""
+    """An accuracy as text: 84.4 %, or a dash if it is missing."""
     return "–" if accuracy is None or accuracy != accuracy else f"{100 * accuracy:.1f} %"
 
 
 def result(summary: Record) -> str:
-    """A run's result in a few words."""
+    """A short text with the result of a run."""
     if summary["status"] == "diverged":
         return f"diverged at round {summary['diverged_at']}"
     reached = summary["rounds_to_threshold"]
@@ -109,7 +109,7 @@ class Lines(Silent):
 
 
 class Bars(Silent):
-    """Live bars: one for the grid, one for the run in hand."""
+    """Live bars: one for the grid, one for each current run."""
 
     def __init__(self, console: Console) -> None:
         self.progress = Progress(

@@ -1,23 +1,23 @@
-"""Readings: the algorithm as the paper states it, and as the published code behaves.
+"""Readings: the algorithm as the paper states it, and as its published code behaves.
 
-Where the two differ there is a switch, `paper` or `published`, so that one can see what each difference does:
+Each difference has a switch, `paper` or `published`, so that its effect can be measured:
 
     difference                                        switch
-    which u a client gets                             reading.anchors
-    whose weight a model is averaged with             reading.averaging
+    which u a client receives                         reading.anchors
+    which weight a model is averaged with             reading.averaging
     the L2 penalty                                    reading.penalty
     FedProx's proximal term                           reading.proximal
     the sign of a message                             reading.sign
     preprocessing                                     data.preprocess = "standardise" (paper) or "half" (published)
-    how class mixes are drawn                         partition.mixes
-    how samples are dealt, those left over included   partition.scheme
+    how class mixes are sampled                       partition.mixes
+    how samples, and remainders, are assigned         partition.scheme
     order of the batches                              local.order = "shuffled" (paper) or "fixed" (published)
-    clients in a round                                take_part = M (paper) or "all" (published)
+    sampled clients per round                         take_part = M (paper) or "all" (published)
 
-The first four are errors in the published code. `reading = "published"` sets the five of them that are about the
-algorithm; the others are about the data and the local work, and are settings of their own.
-The sizes of clients are log-normal around N/C in both, as the paper's parameter taken literally would have e^(N/C)
-samples a client.
+The first four are errors in the published code. `reading = "published"` sets the first five, which concern the
+algorithm; the others concern data and local training and are set separately.
+Client sizes are log-normal around N/C in both readings: taken literally, the paper's parameter would give e^(N/C)
+samples per client.
 """
 
 from dataclasses import dataclass, replace
@@ -33,10 +33,10 @@ from fedkin.types import Integers, Tensors
 
 @dataclass(frozen=True)
 class PermutedSimulation(Simulation):
-    """Rounds in which the list of clients is shuffled, but not what goes with them.
+    """A simulation with permuted anchors or weights: the published code shuffles the list of clients, not their data.
 
     With the clients in the order s(1), s(2), …, client s(j) receives u_j, and model w_j is averaged with the weight of
-    client s(j): one client in C gets its own.
+    client s(j). On average one client per round has its own.
     """
 
     anchors: bool = False
@@ -54,12 +54,12 @@ class PermutedSimulation(Simulation):
 
 
 def permutation(round: Round) -> Integers:
-    """The order s of a round's clients."""
+    """The permutation s of a round."""
     return round.random("shuffle").permutation(len(round))
 
 
 def read_as(simulation: Simulation, reading: Reading) -> Simulation:
-    """A simulation as a reading has it."""
+    """The simulation according to a reading."""
     assert isinstance(simulation.algorithm, Algorithm)
     algorithm, local = _read_algorithm(simulation.algorithm, simulation.local, reading)
     anchors, averaging = reading.anchors == "published", reading.averaging == "published"
@@ -75,7 +75,7 @@ def read_as(simulation: Simulation, reading: Reading) -> Simulation:
 
 def _read_algorithm(algorithm: Algorithm, local: Local, reading: Reading) -> tuple[Algorithm, Local]:
     if reading.penalty == "published" and isinstance(algorithm, FedKin):
-        local = replace(local, l2=0.0)  # its step goes past the optimiser, which is where the penalty is
+        local = replace(local, l2=0.0)  # the published step bypasses the optimiser, which applies the penalty
     if reading.proximal == "published" and isinstance(algorithm, FedProx):
         algorithm = replace(algorithm, alpha=0.0)  # the term is detached: it changes the loss, not its gradient
     return algorithm, local

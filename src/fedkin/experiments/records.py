@@ -1,14 +1,14 @@
-"""The folder of a run: what is written as the run goes, and read again to continue it.
+"""The folder of a run: its files are written during the run and read to continue it.
 
     config.json      the full resolved configuration
-    origin.json      what the run is computed from: digests of its settings and data, and the lanes it is computed with
-    rounds.jsonl     one object a round, appended, each with a seal (`fedkin.experiments.seals`)
-    summary.json     the result, when the run has ended
-    checkpoint-*.safetensors   the state after some round, the newest two; removed when all lanes have ended
+    origin.json      digest of the data, and the names of the runs of its group
+    rounds.jsonl     one object per round, appended, each with a seal (`fedkin.experiments.seals`)
+    summary.json     the result, written at the end
+    checkpoint-*.safetensors   the newest two states; removed when all runs of the group have ended
     model.safetensors          the final global model
 
-Everything but `rounds.jsonl` is written whole to a temporary file that then takes the place of the old one, so a crash
-leaves the old file or the new one. Of `rounds.jsonl` only sealed lines up to a sound checkpoint are believed.
+All files but `rounds.jsonl` are written atomically. Of `rounds.jsonl`, only lines with valid seals up to an intact
+checkpoint are used.
 """
 
 import contextlib
@@ -37,13 +37,13 @@ from fedkin.types import Record
 
 
 class RunFolder:
-    """The folder of one run, held by one process at a time."""
+    """The folder of one run, locked by one process at a time."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lock: IO[bytes] | None = None
-        self._origin = ""  # the beginning of the chain of seals
-        self._seal = ""  # the last one
+        self._origin = ""  # the first link of the chain of seals
+        self._seal = ""  # the last seal
 
     @contextlib.contextmanager
     def opened(
@@ -54,10 +54,9 @@ class RunFolder:
         fresh: bool = False,
         usual: Mapping[str, Any] | None = None,
     ) -> Iterator[None]:
-        """Hold the folder, made if need be, for a run with this configuration on data with this digest.
+        """Create and lock the folder for a run with this configuration on data with this digest.
 
-        `usual` are the settings' defaults: they stand for settings that the run in the folder does not know yet, as
-        it was made by an earlier version.
+        `usual` are default settings, for those that are missing in a folder written by an earlier version.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -85,7 +84,7 @@ class RunFolder:
                 shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
 
     def _claim(self, new: Mapping[str, Any], usual: Mapping[str, Any], data: str) -> None:
-        """Write what the run is computed from, or make sure that it is the same if the folder has been used."""
+        """Write configuration and digests, or raise if the folder has a run with other ones."""
         settings = {key: value for key, value in new.items() if key not in IMMATERIAL}
         self._origin = self._seal = origin_of(unusual(settings, usual), data)
         file, origin = self.path / "config.json", self.origin()
@@ -98,17 +97,17 @@ class RunFolder:
             if differing := _differences(_filled(old, usual), new):
                 key, before, now = differing[0]
                 raise BadInput(
-                    f"{self.path} holds a run with other settings ({key} was {before}, now {now}): "
+                    f"{self.path} contains a run with other settings ({key} was {before}, now {now}): "
                     "choose another --out or name, or run with --fresh to replace it"
                 )
         if begun and origin.get("data", data) != data:
             raise BadInput(
-                f"{self.path} holds a run on other data than is loaded now: "
+                f"{self.path} contains a run on other data than is loaded now: "
                 "choose another --out, or run with --fresh to replace it"
             )
         if begun and not (file.exists() and origin) and self._is_of_others():
             raise BadInput(
-                f"{self.path} holds rounds of other settings or other data: "
+                f"{self.path} contains rounds of other settings or other data: "
                 "choose another --out, or run with --fresh to replace them"
             )
         if not begun or origin.get("data") != data:
@@ -117,37 +116,37 @@ class RunFolder:
             write_atomically(file, text)
 
     def origin(self) -> Record:
-        """The content of origin.json; nothing if there is none."""
+        """The content of origin.json; empty if the file is missing."""
         return _json_object(self.path / "origin.json") or {}
 
     def _note(self, more: Record) -> None:
         write_atomically(self.path / "origin.json", as_json({**self.origin(), **more}, indent=2).encode())
 
     def begin(self, lanes: Sequence[str]) -> None:
-        """Note which runs this one is computed with, itself among them, in their order."""
+        """Write the names of the runs of the group, in their order, to origin.json."""
         if self.origin().get("lanes") != list(lanes):
             self._note({"lanes": list(lanes)})
 
     # -- records --------------------------------------------------------------------------------------------------
 
     def _lines(self) -> list[bytes]:
-        """The lines of rounds.jsonl that were written to their end."""
+        """The complete lines of rounds.jsonl."""
         try:
             return (self.path / "rounds.jsonl").read_bytes().split(b"\n")[:-1]
         except OSError:
             return []
 
     def _is_of_others(self) -> bool:
-        """Whether the first round has a seal that does not continue this run's origin."""
+        """Whether the first round has the seal of a run with other settings or data."""
         lines = self._lines()
         return bool(lines) and is_sealed(lines[0]) and not sound_lines(lines[:1], self._origin)[0]
 
     def records(self) -> list[Record]:
-        """The sound lines of rounds.jsonl from round 0 on, up to the first that is damaged or out of place."""
+        """The records of rounds.jsonl from round 0 up to the first damaged or misplaced line."""
         return sound_lines(self._lines(), self._origin)[0]
 
     def keep_records(self, records: list[Record]) -> None:
-        """Make rounds.jsonl hold just these."""
+        """Replace the content of rounds.jsonl."""
         text, self._seal = "", self._origin
         for record in records:
             line, self._seal = sealed_line(record, self._seal)
@@ -155,7 +154,7 @@ class RunFolder:
         write_atomically(self.path / "rounds.jsonl", text.encode())
 
     def append(self, record: Record) -> None:
-        """One more round. The file is not held open: there may be hundreds of lanes."""
+        """Append a record. The file is not kept open, as a group may have hundreds of runs."""
         line, self._seal = sealed_line(record, self._seal)
         with (self.path / "rounds.jsonl").open("a", encoding="utf-8") as file:
             file.write(line)
@@ -163,7 +162,7 @@ class RunFolder:
     # -- checkpoints ----------------------------------------------------------------------------------------------
 
     def save(self, state: State) -> None:
-        """Write a checkpoint, and remove all but the newest two: should one be damaged, the other is there."""
+        """Write a checkpoint and remove all but the newest two, the second in case the first is damaged."""
         with (self.path / "rounds.jsonl").open("rb") as rounds:
             os.fsync(rounds.fileno())
         tensors = {**_flat(state.server, "server"), **_flat(state.memory, "memory")}
@@ -176,7 +175,7 @@ class RunFolder:
         return self.path / f"checkpoint-{round:06d}.safetensors"
 
     def _checkpoints(self) -> dict[int, Path]:
-        """Checkpoints by round, the newest first; copies under other names are not counted."""
+        """Checkpoints by round, the newest first; files with other names are ignored."""
         found = {}
         for path in self.path.glob("checkpoint-*.safetensors"):
             if re.fullmatch(r"checkpoint-\d{6,}", path.stem) and path.is_file():
@@ -184,7 +183,7 @@ class RunFolder:
         return dict(sorted(found.items(), reverse=True))
 
     def sound_rounds(self) -> set[int]:
-        """After how many rounds the run can be continued: sound checkpoints whose rounds are all on record."""
+        """Numbers of rounds after which the run can continue: those of intact checkpoints with all their records."""
         known = len(self.records())
         return {round for round in self._checkpoints() if round <= known and self._read(round) is not None}
 
@@ -194,7 +193,7 @@ class RunFolder:
         return loaded[0] if loaded and loaded[1] == about else None
 
     def load(self, round: int, device: torch.device | str = "cpu") -> State:
-        """The state after so many rounds, one of the sound ones."""
+        """The state after one of the `sound_rounds`."""
         parts: dict[str, Any] = {"server": {}, "memory": {}}
         rows: dict[tuple[str, str], dict[str, Tensor]] = {}
         for key, tensor in (self._read(round) or {}).items():
@@ -211,11 +210,11 @@ class RunFolder:
     # -- the end --------------------------------------------------------------------------------------------------
 
     def result(self) -> tuple[Record, list[Record], Tensor] | None:
-        """Summary, rounds and final model, if the run has ended and all of them are sound."""
+        """Summary, records and final model, if the run has ended and all files are intact."""
         summary, lines, model = _json_object(self.path / "summary.json"), self._lines(), self._model()
         if summary is None or "status" not in summary or model is None:
             return None
-        if lines and not any(map(is_sealed, lines)) and KEY not in summary:  # of a version without seals
+        if lines and not any(map(is_sealed, lines)) and KEY not in summary:  # written by a version without seals
             done = [record for line in lines if (record := _object_in(line)) is not None]
         else:
             done, last = sound_lines(lines, self._origin)
@@ -235,17 +234,17 @@ class RunFolder:
         write_atomically(self.path / "summary.json", as_json(sealed_record(summary, self._seal), indent=2).encode())
 
     def has_checkpoints(self) -> bool:
-        """Whether there are any."""
+        """Whether the folder has checkpoints."""
         return bool(self._checkpoints())
 
     def remove_checkpoints(self) -> None:
-        """All of them: once the run and all runs that are computed with it have ended, they are of no more use."""
+        """Remove all checkpoints, once all runs of the group have ended."""
         for path in self._checkpoints().values():
             path.unlink(missing_ok=True)
 
 
 def _json_object(path: Path) -> Record | None:
-    """A file's JSON object; None if there is none, or it is damaged."""
+    """The JSON object in a file; None if the file is missing or damaged."""
     try:
         return _object_in(path.read_bytes())
     except OSError:
@@ -260,11 +259,11 @@ def _object_in(text: bytes) -> Record | None:
     return found if isinstance(found, dict) else None
 
 
-ROWS_OF = " of clients: "  # between the name of rows kept for clients and that of a piece of them
+ROWS_OF = " of clients: "  # separates the name of a `ClientRows` from the name of its tensor
 
 
 def _flat(values: Mapping[str, Any], part: str) -> dict[str, Tensor]:
-    """A part of a state as named tensors."""
+    """A part of a state as named tensors, for a file."""
     flat: dict[str, Tensor] = {}
     for name, value in values.items():
         if isinstance(value, ClientRows):
@@ -275,7 +274,7 @@ def _flat(values: Mapping[str, Any], part: str) -> dict[str, Tensor]:
 
 
 def _filled(old: Any, usual: Mapping[str, Any]) -> Any:
-    """Settings with defaults for those that are missing, section by section."""
+    """Settings with defaults for missing ones, in every section."""
     if not isinstance(old, dict):
         return old
     sections = {key: _filled(old.get(key, {}), below) for key, below in usual.items() if isinstance(below, dict)}
@@ -290,9 +289,9 @@ def _differences(old: Any, new: Any, at: str = "") -> list[tuple[str, Any, Any]]
 
 
 def summarise(records: list[Record], threshold: float, spaces: Mapping[str, int] | None = None) -> Record:
-    """A run's result: final and best accuracy, rounds to the threshold, seconds, where steps were computed.
+    """The summary of a run: final and best accuracy, rounds to the threshold, seconds, spaces.
 
-    spaces  how many clients worked in which space in the last round
+    spaces  number of sampled clients of the last round per space
     """
     accuracy = [math.nan if r["test_accuracy"] is None else float(r["test_accuracy"]) for r in records]
     known = [a for a in accuracy if not math.isnan(a)]

@@ -1,4 +1,4 @@
-"""Results of runs, as Python objects."""
+"""Results of runs as Python objects."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Result:
-    """A finished run: its rounds as arrays, what they come to, and the global model w̄ (P,)."""
+    """A finished run: settings, records of the rounds, summary, and final global model w̄ (P,)."""
 
     name: str
     config: Record = field(repr=False)
@@ -26,7 +26,7 @@ class Result:
     folder: Path | None = None
 
     def __getattr__(self, name: str) -> Floats:
-        """Any measured quantity over the rounds: `run.test_accuracy`, `run.train_loss`, …"""
+        """A measured quantity over the rounds, (T,): `result.test_accuracy`, `result.train_loss`, …"""
         if name.startswith("_") or not self.rounds or name not in self.rounds[0]:
             raise AttributeError(name)
         return np.array([np.nan if r[name] is None else r[name] for r in self.rounds], dtype=np.float64)
@@ -36,7 +36,7 @@ class Result:
         return metrics.rounds_to(threshold, self.test_accuracy)
 
     def plot(self, path: Path | str | None = None) -> "Figure":
-        """Accuracy and loss over the rounds, saved if a path is given."""
+        """Plot accuracy and loss over the rounds; saved if a path is given."""
         from fedkin.reports.plotting import plot  # reports depend on experiments, not the reverse
 
         return plot([self], path)

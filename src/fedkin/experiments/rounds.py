@@ -1,4 +1,4 @@
-"""One round with its measurements."""
+"""One round and its measurements."""
 
 import time
 from collections.abc import Sequence
@@ -11,11 +11,11 @@ from fedkin.types import Record
 
 
 def play(group: Simulation, l2: Sequence[float], state: State) -> tuple[State, list[Record]]:
-    """One round of runs that are executed together, and the record of each.
+    """Run one round of a group of runs. Returns the new state and the record of each run.
 
-    l2  λ of each run, which is part of its loss
+    l2  λ of each run, for the penalty in its loss
 
-    `seconds` is a run's share of the time.
+    `seconds` in a record is the time of the round divided by the number of runs.
     """
     began, runs = time.perf_counter(), len(l2)
     state = group.advance(state)

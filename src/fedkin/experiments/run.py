@@ -1,4 +1,4 @@
-"""Carry out experiments: from a configuration to run folders, or from Python objects to a result."""
+"""Run experiments: from a configuration to run folders, or from Python objects to a result."""
 
 import contextlib
 import json
@@ -40,7 +40,17 @@ def train(
     threshold: float = 0.75,
     seed: int = 0,
 ) -> Result:
-    """Train a model on a federation held in memory, and keep everything in memory."""
+    """Train a model on a federation in memory. No files are written.
+
+    model      `softmax`, `mlp`, a `torch.nn.Module` or a `Model`
+    graph      kind of the similarity graph, or a graph
+    weights    averaging weights of the server: `adjacency`, `uniform` or `samples`
+    local      local training (default: `Local()`)
+    take_part  M, number of clients sampled per round (None: all)
+    threshold  accuracy for which the number of rounds is reported
+
+    Training stops early if the loss is no longer finite.
+    """
     if isinstance(graph, str):
         graph = build_graph(federation, graph, seed=seed)
     if isinstance(model, str | nn.Module):
@@ -67,9 +77,14 @@ def run(
     listener: Listener | None = None,
     fresh: bool = False,
 ) -> list[Result]:
-    """Carry out all runs of an experiment: a TOML file, a dictionary, or None for the embedded default.
+    """Run all runs of an experiment: a TOML file, a dictionary, or None for the embedded default.
 
-    Finished runs are kept and interrupted ones continue. A run that diverges ends; the others go on.
+    overrides  settings as `key=value`
+    out        folder of the results
+    data       directory of data sets
+    fresh      whether to delete and repeat earlier runs
+
+    Finished runs are kept and interrupted ones continue. A run that diverges ends; the others continue.
     """
     listener = listener or Silent()
     todo = plans(source, overrides)
@@ -82,7 +97,7 @@ def run(
 
 
 def _of_one_federation(todo: Sequence[Plan]) -> list[list[Plan]]:
-    """Plans that differ only in what lanes can differ in, so that one preparation serves them all."""
+    """Group plans that share federation, graph and model."""
     groups: dict[str, list[Plan]] = {}
     for plan in todo:
         settings = plan.config.model_dump(mode="json", exclude={"algorithm": True, "threshold": True})
@@ -93,7 +108,7 @@ def _of_one_federation(todo: Sequence[Plan]) -> list[list[Plan]]:
 
 
 class _Runs:
-    """Runs of one federation: those in their folders already, and the others as many together as can be."""
+    """Runs of one federation. Finished ones are read from their folders, the others are executed in groups."""
 
     def __init__(self, todo: Sequence[Plan], out: Path, preparation: Preparation, fresh: bool) -> None:
         self.preparation, self.listener = preparation, preparation.listener
@@ -105,7 +120,7 @@ class _Runs:
         self.fresh = fresh
 
     def carried_out(self) -> dict[str, Result]:
-        """The results of all, by name."""
+        """The results of all runs, by name."""
         results: dict[str, Result] = {}
         for plan in self.plans.values():
             with self._opened(plan, fresh=self.fresh):
@@ -116,7 +131,7 @@ class _Runs:
             if not all(name in results for name in group):
                 results |= self._together(group)
         for name, folder in self.folders.items():
-            if folder.has_checkpoints():  # a crash came before they were removed
+            if folder.has_checkpoints():  # interrupted before they were removed
                 with self._opened(self.plans[name]):
                     folder.remove_checkpoints()
         return results
@@ -128,7 +143,7 @@ class _Runs:
         return self.folders[plan.name].opened(self._settings(plan), data=self.data, fresh=fresh, usual=self.usual)
 
     def _groups(self) -> list[list[str]]:
-        """Names of runs that are executed together: as they began, if they have, else as many as memory allows."""
+        """Names of runs that are executed together: earlier groups, then groups as large as memory allows."""
         groups: dict[tuple[str, ...], None] = {}
         begun: set[str] = set()
         for folder in self.folders.values():

@@ -1,7 +1,7 @@
-"""Seals: a short check on every record, chained from the first to the last, so that no digit changes unnoticed.
+"""Seals: a checksum on every record, in a chain, which detects any change of the records.
 
-The seal of a line is a digest of the line and of the seal before it. The first continues the digest of what the run was
-computed from (`origin_of`), so records of other settings or other data do not pass either.
+The seal of a line is a digest of the line and of the previous seal. The first one continues a digest of settings and
+data (`origin_of`), so that records of other settings or data are detected as well.
 """
 
 import hashlib
@@ -12,21 +12,21 @@ from typing import Any
 from fedkin.files import as_json
 from fedkin.types import Record
 
-KEY = "check"  # what the seal is called in a record
+KEY = "check"  # key of the seal in a record
 
 
 def digest(*texts: str) -> str:
-    """Twelve hexadecimal digits."""
+    """A digest of texts: twelve hexadecimal digits."""
     return hashlib.blake2b("\0".join(texts).encode(errors="surrogatepass"), digest_size=6).hexdigest()
 
 
 def origin_of(settings: Mapping[str, Any], data: str) -> str:
-    """The beginning of the chain: of a run's settings other than the usual ones, and of a digest of its data."""
+    """The first link of the chain: a digest of the settings that are not defaults and of the data's digest."""
     return digest(json.dumps(settings, sort_keys=True), data)
 
 
 def unusual(settings: Mapping[str, Any], usual: Mapping[str, Any]) -> Record:
-    """Settings that are not the usual ones, so that a setting which is added later changes no run's origin.
+    """Settings that differ from the defaults `usual`, so that settings added later do not change a run's origin.
 
     >>> unusual({"a": 1, "b": {"c": 2, "d": 3}}, {"a": 1, "b": {"c": 0, "d": 3}})
     {'b': {'c': 2}}
@@ -42,14 +42,14 @@ def unusual(settings: Mapping[str, Any], usual: Mapping[str, Any]) -> Record:
 
 
 def sealed_line(record: Record, before: str) -> tuple[str, str]:
-    """A record as a line that ends in its seal, and the seal."""
+    """A record as a line with its seal, and the seal."""
     text = as_json({key: value for key, value in record.items() if key != KEY})
     seal = digest(before, text)
     return f'{text[:-1]}, "{KEY}": "{seal}"}}\n', seal
 
 
 def sound_lines(lines: Iterable[bytes], origin: str) -> tuple[list[Record], str]:
-    """The records of lines from round 0 on, up to the first that is damaged or out of place; and the last seal."""
+    """The records of lines from round 0 up to the first damaged or misplaced one, and the last valid seal."""
     sound: list[Record] = []
     before = origin
     for line in lines:
@@ -68,11 +68,11 @@ def sound_lines(lines: Iterable[bytes], origin: str) -> tuple[list[Record], str]
 
 
 def is_sealed(line: bytes) -> bool:
-    """Whether a line has a seal, valid or not; those written before there were seals have none."""
+    """Whether a line has a seal, valid or not; earlier versions wrote none."""
     return f'"{KEY}": "'.encode() in line
 
 
 def sealed_record(record: Record, before: str) -> Record:
-    """A record with its seal: for the summary, which continues the chain of the rounds."""
+    """A record with its seal. The summary's seal continues the chain of the rounds."""
     content = {key: value for key, value in record.items() if key != KEY}
     return {**content, KEY: digest(before, as_json(content))}

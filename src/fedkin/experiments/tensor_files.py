@@ -1,4 +1,4 @@
-"""Files of named tensors with a digest of their contents: a flipped bit anywhere shows."""
+"""Files of named tensors with a digest of their contents, which detects any damage."""
 
 import hashlib
 import json
@@ -15,18 +15,18 @@ from fedkin.types import Tensors
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
-    """A safetensors file with a digest of its contents."""
+    """Write a safetensors file with a digest of its contents."""
     plain: Tensors = {}
     for name, tensor in tensors.items():
         flat = tensor.detach().cpu().contiguous()
-        # The format refuses tensors that share memory, as a first model and a memory that starts as it.
+        # The format rejects tensors that share memory, such as an initial model and a client state equal to it.
         shared = any(flat.untyped_storage().data_ptr() == t.untyped_storage().data_ptr() for t in plain.values())
         plain[name] = flat.clone() if shared else flat
     write_atomically(path, save(plain, {**metadata, "digest": _digest(plain, metadata)}))
 
 
 def read_tensors(path: Path) -> tuple[Tensors, dict[str, str]] | None:
-    """What `write_tensors` wrote, or None if the file is missing, truncated or damaged."""
+    """Tensors and metadata of a file of `write_tensors`; None if it is missing, truncated or damaged."""
     try:
         with safe_open(path, framework="pt") as file:
             metadata = dict(file.metadata() or {})
@@ -38,7 +38,7 @@ def read_tensors(path: Path) -> tuple[Tensors, dict[str, str]] | None:
 
 
 def _digest(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
-    """Of names, shapes, contents and metadata."""
+    """Digest of names, shapes, contents and metadata."""
     digest = hashlib.blake2b(json.dumps(sorted(metadata.items())).encode(), digest_size=16)
     for name in sorted(tensors):
         digest.update(f"{name} {tuple(tensors[name].shape)} {tensors[name].dtype}".encode())

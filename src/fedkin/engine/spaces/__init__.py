@@ -1,1 +1,23 @@
-"""Spaces: where local steps are computed. An algorithm's `step` runs unchanged in each of them."""
+"""Spaces: representations of parameters in which local steps are computed. `step` runs unchanged in all of them.
+
+plain.py        `Space`, `Plain`: parameters as tensors, for every model and algorithm
+fused.py        `Fused`: tensors with fewer passes over memory, for steps that are linear combinations
+samples.py      `Samples`: coefficients on a client's samples, for models that begin with a linear layer
+compiled.py     `Compiled`: the same for softmax regression, compiled; needs Numba and is imported on demand
+combination.py  `Combination`: linear combinations of named vectors
+script.py       `Script`: local steps as a list of instructions
+prepared.py     samples, Gram matrices and batches of a cohort
+norms.py        norms of gradients in sample space, for clipping
+kernels.py      a compiled round of softmax regression
+inner_loops.py  its innermost loops
+vectors.py      SIMD code for them
+compilation.py  compilation by Numba, cached on disk
+"""
+
+from fedkin.engine.spaces.combination import Combination
+from fedkin.engine.spaces.fused import Fused
+from fedkin.engine.spaces.plain import Plain, Space
+from fedkin.engine.spaces.samples import Samples
+from fedkin.engine.spaces.script import Script
+
+__all__ = ["Combination", "Fused", "Plain", "Samples", "Script", "Space"]

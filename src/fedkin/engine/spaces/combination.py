@@ -1,4 +1,4 @@
-"""Linear combinations of named vectors: what an algorithm's step comes to before a single parameter is touched."""
+"""Linear combinations of named vectors: an algorithm's step in symbolic form."""
 
 from collections.abc import Sequence
 from typing import Any, TypeVar
@@ -8,20 +8,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-# With an entry a lane, (L, 1, 1): a tensor, or inside combinations a NumPy array.
+# A number, or one value per lane, (L, 1, 1): a tensor, or a NumPy array within combinations.
 Scalar = float | NDArray[np.float64] | Tensor
 Factor = float | Tensor  # a scalar as a tensor is multiplied by it
 
 
 class Combination:
-    """A linear combination Σ cⱼ·bⱼ of named basis vectors: + and − of combinations, × by a scalar.
+    """A linear combination Σ cⱼ·bⱼ of named basis vectors: supports + and − of combinations, × and ÷ by scalars.
 
-    There are many more operations on its scalars than on vectors, so those with an entry a lane are arrays of NumPy,
-    whose operations take a quarter of the time; their double precision keeps 1 − γα + γα at 1.
+    Scalars of lanes are NumPy arrays: most operations are on scalars, and NumPy's take a quarter of the time of
+    PyTorch's. Double precision keeps 1 − γα + γα at 1.
     """
 
     __slots__ = ("terms",)
-    __array_ufunc__ = None  # an array times a combination: leave it to the combination
+    __array_ufunc__ = None  # array * combination calls Combination.__rmul__
 
     def __init__(self, terms: dict[str, Scalar]) -> None:
         self.terms = terms
@@ -54,9 +54,9 @@ class Combination:
 
     @classmethod
     def __torch_function__(cls, function: Any, _: Any, args: tuple[Any, ...] = (), __: Any = None) -> "Combination":
-        """A tensor times a combination. Without this PyTorch finds out by an exception, which is slow."""
+        """Tensor * combination. Without this method PyTorch raises and catches an exception, which is slow."""
         if getattr(function, "__name__", "") not in ("mul", "__mul__", "__rmul__", "multiply") or len(args) != 2:
-            raise TypeError(f"{function} of a combination is none")
+            raise TypeError(f"{function} is not defined for combinations")
         combination: Combination
         combination, scalar = args if isinstance(args[0], Combination) else reversed(args)
         return combination.__mul__(scalar)
@@ -71,19 +71,19 @@ def factor(scalar: Scalar, device: torch.device) -> Factor:
 
 
 def is_zero(scalar: Scalar) -> bool:
-    """Whether a term can be left out."""
+    """Whether a term with this scalar can be omitted."""
     return isinstance(scalar, float | int) and scalar == 0
 
 
 def is_one(scalar: Scalar) -> bool:
-    """Whether a factor can be left out."""
+    """Whether this factor can be omitted."""
     return isinstance(scalar, float | int) and scalar == 1
 
 
 def combined(terms: Sequence[tuple[Scalar, Tensor]], out: Tensor | None = None) -> Tensor:
-    """Σ scalar · tensor, with as few passes as that takes, into `out` if there is one.
+    """Σ scalar · tensor, with as few passes over memory as possible, written to `out` if given.
 
-    Without it, a single tensor times 1 is returned as it is.
+    Without `out`, a single tensor times 1 is returned without a copy.
     """
     z: Tensor | None = None
     own = False  # whether z may be written to
@@ -101,7 +101,7 @@ def combined(terms: Sequence[tuple[Scalar, Tensor]], out: Tensor | None = None) 
             else:
                 z = torch.add(z, part, alpha=by, out=out)
             own = True
-    assert z is not None, "no algorithm asks for the gradient at nothing"
+    assert z is not None, "a combination without terms"
     return z if own or out is None else out.copy_(z)
 
 
@@ -115,7 +115,7 @@ def add(out: Tensor, scalar: Scalar, part: Tensor) -> None:
 
 
 def proportion(mixture: dict[str, Scalar], point: dict[str, Scalar]) -> Scalar | None:
-    """The factor by which a mixture is a multiple of a point, in all lanes, but for rounding; None if it is none."""
+    """The scalar s with mixture = s · point in all lanes, up to rounding; None if there is none."""
     if mixture.keys() != point.keys():
         return None
     pivot = max(point, key=lambda name: float(np.min(np.abs(point[name]))))
@@ -129,7 +129,7 @@ def proportion(mixture: dict[str, Scalar], point: dict[str, Scalar]) -> Scalar |
 
 
 def is_moderate(scale: Scalar) -> bool:
-    """Whether a scale is safe to divide by, in all lanes."""
+    """Whether division by the scale keeps precision, in all lanes."""
     if isinstance(scale, np.ndarray):
         return bool(scale.min() > 0.1 and scale.max() < 10)
     return bool(0.1 < scale < 10)
@@ -139,5 +139,5 @@ T = TypeVar("T", Scalar, Factor)
 
 
 def squeezed(scalar: T) -> T:
-    """A scalar for arrays (c, L, O, n) as one for vectors (c, L, P)."""
+    """A scalar for arrays (c, L, O, n) as a scalar for vectors (c, L, P)."""
     return scalar[..., 0] if isinstance(scalar, np.ndarray | Tensor) else scalar

@@ -1,4 +1,4 @@
-"""Sample space of softmax regression with compiled rounds (`kernels`), which needs Numba (`fedkin[fast]`)."""
+"""Sample space of softmax regression with compiled rounds (`kernels`); needs Numba (`fedkin[fast]`)."""
 
 from dataclasses import replace
 from functools import lru_cache
@@ -21,9 +21,9 @@ from fedkin.types import Tensors
 
 
 class Compiled(Samples):
-    """As `Samples`, for clients of the same size, batches of a fixed order, no clipping; a round is one call.
+    """`Samples` with one compiled call per round: for clients of equal size, fixed batches and no clipping.
 
-    The Gram matrix is kept in panels alone, the columns of a batch side by side.
+    The Gram matrix is only stored in panels, with the columns of a batch next to each other.
     """
 
     name: ClassVar[str] = "compiled"
@@ -31,12 +31,12 @@ class Compiled(Samples):
 
     def __init__(self, model: Layered, local: Local, ready: Prepared, batches: Batches) -> None:
         super().__init__(model, local, ready, batches)
-        assert bool(ready.ones.all()), "clients of different sizes are not stacked here"
+        assert bool(ready.ones.all()), "compiled steps need clients of equal size"
         panels: list[Tensor] = []
-        first: dict[int, int] = {}  # panel of a batch, by the batch's first sample
+        first: dict[int, int] = {}  # first panel of a batch, by the batch's first sample
         steps = []
         for batch in self.batches:
-            assert isinstance(batch.rows, slice), "batches of a shuffled order are not compiled"
+            assert isinstance(batch.rows, slice), "compiled steps need batches in fixed order"
             start = batch.rows.start
             if start not in first:
                 first[start] = sum(one.shape[1] for one in panels)
@@ -49,7 +49,7 @@ class Compiled(Samples):
         self.ready, self.batches = replace(ready, gram=ready.gram.new_empty(0)), []
 
     def play(self, script: Script, received: Tensors, memory: Tensors, into: Tensor | None) -> Tensors:
-        """Each vector that changes has steps of its own; the others stay as they are."""
+        # Each vector that changes has its own steps; the others are combinations of given vectors.
         given = {**{f"memory {name}": value for name, value in memory.items()}, **received}
         like, steps, lowered = received["model"], len(self.clients.batches), {}
         for name, v in script.after[steps - 1].items():
@@ -66,16 +66,16 @@ class Compiled(Samples):
 
     @staticmethod
     def unchanged(script: Script, v: Combination, given: Tensors) -> Tensor:
-        """A vector to which no gradient was added: a combination of what was received and remembered."""
+        """A vector to which no gradient was added: a combination of received and remembered vectors."""
         terms = script.spread(v).terms
         return combined([(scalar, given[name]) for name, scalar in terms.items()])
 
 
 @lru_cache(maxsize=4)
 def recipe_of(script: Script, vector: str, lanes: int) -> tuple[list[str], kernels.Recipe]:
-    """The steps of one vector, one gradient each, in arrays; and which of the lasting vectors they take."""
+    """The names of the lasting vectors in the steps of one vector, and the steps as arrays."""
     trail, tracks = trail_of(vector), script.tracks()
-    assert tracks is not None, "a step that takes several gradients is not compiled"
+    assert tracks is not None, "compiled steps need one gradient per vector and step"
     asked = [{term.name: term.scalar for term in evaluate.at} for evaluate, _ in tracks[trail]]
     names = list(dict.fromkeys(name for at in asked for name in at if name != trail))
     points = [script.points.get(name, {name: 1.0}) for name in names]
@@ -83,12 +83,12 @@ def recipe_of(script: Script, vector: str, lanes: int) -> tuple[list[str], kerne
     received = sorted({name for terms in (*points, *after) for name in terms} - {trail})
 
     def table(rows: list[Scalar]) -> NDArray[np.float32]:
-        """Scalars as one of every lane, (…, L)."""
+        """Scalars broadcast to lanes, (…, L)."""
         with np.errstate(over="ignore"):  # a diverging lane is reported by the engine
             return np.stack([np.broadcast_to(np.asarray(row, dtype=np.float32).reshape(-1), lanes) for row in rows])
 
     def mixtures(terms: list[dict[str, Scalar]]) -> NDArray[np.float32]:
-        """Of received vectors, (…, L, S)."""
+        """Coefficients of received vectors, (…, L, S)."""
         return np.stack([table([own.get(name, 0.0) for name in received]).T for own in terms]).copy()
 
     return received, kernels.Recipe(

@@ -1,4 +1,4 @@
-"""Parameters as they are, with fewer passes over them: vectors are combinations until they are needed."""
+"""Parameters as tensors with fewer passes over memory: vectors are combinations until they are evaluated."""
 
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -12,24 +12,24 @@ from fedkin.types import Tensors
 
 
 class Fused(Plain):
-    """As `Plain`, for steps that are linear combinations of vectors and gradients.
+    """`Plain` for steps that are linear combinations of vectors and gradients.
 
-    What `step` says about w, u, w̄ and the gradient comes to one scalar each, so that a step of FedAvg is three passes
-    over the parameters, w ← w + (−γ·g − γλ·w), and not the ten that its operations would take one after the other.
+    A step is reduced to one scalar for each of w, u, w̄ and the gradient: a step of FedAvg, w ← w + (−γ·g − γλ·w), is
+    three passes over the parameters instead of ten.
     """
 
     name: ClassVar[str] = "fused"
 
     def lift(self, received: Tensors, memory: Tensors) -> tuple[dict[str, Any], dict[str, Any]]:
         self.basis = {**{f"memory {name}": value for name, value in memory.items()}, **received}
-        self.fresh: list[str] = []  # the gradients of the step at hand
+        self.fresh: list[str] = []  # names of the gradients of the current step
         return (
             {name: Combination({name: 1.0}) for name in received},
             {name: Combination({f"memory {name}": 1.0}) for name in memory},
         )
 
     def _sum(self, v: Combination) -> Tensor:
-        """The parameters that a combination stands for, as a new tensor."""
+        """The value of a combination, as a new tensor."""
         (first, scalar), *others = v.terms.items()
         return self._add(self.basis[first] * factor(scalar, self.basis[first].device), dict(others))
 
@@ -49,7 +49,7 @@ class Fused(Plain):
             name = f"fresh {len(self.fresh)}"
             self.basis[name] = g
             self.fresh.append(name)
-            whole = Combination({name: 1.0}) + local.l2 * v  # the penalty is a scalar times the point
+            whole = Combination({name: 1.0}) + local.l2 * v  # the gradient of the L2 penalty is λ v
             if local.clip is None:
                 return whole
             self.basis[name] = cut = self._sum(whole)
@@ -59,11 +59,8 @@ class Fused(Plain):
         return gradient
 
     def settle(self, k: int, new: dict[str, Any], old: dict[str, Any]) -> dict[str, Any]:
-        """Move each vector by the difference: that loses less than multiplying it by 1 − γλ, which single precision
-        hardly tells from 1.
-
-        All differences are summed up before any vector moves, as one may contain another.
-        """
+        # Add the difference of new and old: this is more accurate than a product with 1 − γλ, which is close to 1 in
+        # single precision. All differences are computed before any vector changes, as one may contain another.
         active = self.batches[k].active
         changed = {name: v for name, v in new.items() if not _same(v, old[name])}
         used = [name for v in changed.values() for name in v.terms]
@@ -71,7 +68,7 @@ class Fused(Plain):
         settled = dict(old)
         for name, move in moves.items():
             if active is not None:
-                move = move * active  # clients that have taken all their steps stay
+                move = move * active  # clients that have taken all their steps do not change
             (here,), own = old[name].terms, f"now {name}"
             before = self.basis[here]
             self.basis[own] = before.add_(move) if here == own else before + move
@@ -82,7 +79,7 @@ class Fused(Plain):
         return settled
 
     def _move(self, new: Combination, old: Combination, used: list[str]) -> Tensor:
-        """The difference, summed up in the place of a gradient that nothing else needs, if there is one."""
+        """The difference of new and old, computed in the memory of a gradient that nothing else uses, if possible."""
         (here,) = old.terms
         difference = {**new.terms, here: new.terms.get(here, 0.0) - 1.0}
         free = next((name for name in self.fresh if name in difference and used.count(name) == 1), None)
@@ -100,5 +97,5 @@ def _is_basis(v: Combination) -> bool:
 
 
 def _same(new: Combination, old: Combination) -> bool:
-    """Whether nothing has changed: after every step each vector is a basis vector."""
+    """Whether a vector is unchanged: after every step each vector is a basis vector."""
     return new is old or (_is_basis(new) and new.terms.keys() == old.terms.keys())

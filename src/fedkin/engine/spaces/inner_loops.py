@@ -1,4 +1,4 @@
-"""The innermost loops of `fedkin.engine.spaces.kernels`, in vectors."""
+"""The innermost loops of `fedkin.engine.spaces.kernels`, as SIMD code."""
 
 from itertools import product
 from typing import Any
@@ -6,13 +6,13 @@ from typing import Any
 from fedkin.engine.spaces.vectors import ADDRESS, ADDRESS_TYPE, LANE, NUMBER, VECTOR, VectorWriter, vector_code
 
 WIDTH = 2 * LANE  # columns of a panel
-LINE = 4 * WIDTH  # bytes of a panel's row
+LINE = 4 * WIDTH  # bytes of a row of a panel
 
 
 def _tile(height: int) -> Any:
-    """Add so many rows times a panel, times a scale each, to a place.
+    """Code for out += scale · (rows @ panel), with `height` rows and one scale per row.
 
-    Every number of the panel is read once for all rows. Meanwhile what comes next is fetched.
+    Every number of the panel is loaded once for all rows. The data at `ahead` are prefetched meanwhile.
     """
 
     def write(v: VectorWriter, *places: Any) -> None:
@@ -34,13 +34,13 @@ def _tile(height: int) -> Any:
     return vector_code(write)
 
 
-# Of sixteen registers two hold a line of the panel and one a row's number, so there may be twelve sums.
+# Of 16 registers, two are for a row of the panel and one for a factor, which leaves 12 for sums: 6 rows.
 MOST, FEWEST = 6, 3
 three_rows, four_rows, five_rows, six_rows = (_tile(height) for height in range(FEWEST, MOST + 1))
 
 
 def _write_mixture(v: VectorWriter, *places: Any) -> None:
-    """Something plus Σ by·given, of so many vectors of parameters; all from the same place in them on."""
+    """Code for out = plus + Σ by·given, over a number of SIMD vectors from the offset `at` in each given vector."""
     given, by, count, at, plus, out, vectors = places
 
     def mix(k: Any, _: list[Any]) -> list[Any]:
@@ -60,7 +60,7 @@ mixture_of, mixture_of_rest = vector_code(_write_mixture), vector_code(_write_mi
 
 
 def _write_turned(v: VectorWriter, x: Any, sample: Any, panel: Any, lines: Any) -> None:
-    """Sixteen samples as the columns of a panel, sixteen features at a time."""
+    """Code that transposes sixteen samples into the columns of a panel, sixteen features at a time."""
 
     def turn(k: Any, _: list[Any]) -> list[Any]:
         for j, h in product(range(2), range(2)):
@@ -76,7 +76,7 @@ turn_samples = vector_code(_write_turned)
 
 
 def _write_copied(v: VectorWriter, x: Any, panels: Any, panel: Any, width: Any) -> None:
-    """A sample's line of every panel."""
+    """Code that copies a sample to its row in every panel."""
 
     def copy(k: Any, _: list[Any]) -> list[Any]:
         for h in range(2):
@@ -90,9 +90,9 @@ copy_lines = vector_code(_write_copied)
 
 
 def _write_joined(v: VectorWriter, *places: Any) -> None:
-    """To the trail of so many vectors of samples with scores z, add weight · (softmax(z) − onehot).
+    """Code for trail += weight · (softmax(z) − onehot), over a number of SIMD vectors of samples with scores z.
 
-    All are less the last class's: its score is 0, and its residual is subtracted from the others'.
+    Scores and residuals are relative to the last class: its score is 0, and its residual is subtracted from the others.
     """
     z, onehot, trail, rows, others, weight, many = places
     z_row, onehot_row, trail_row = (v.load(v.at(rows, (ADDRESS, i)), ADDRESS_TYPE) for i in range(3))

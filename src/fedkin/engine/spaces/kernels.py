@@ -1,14 +1,14 @@
-"""A client's round of softmax regression in sample space, compiled for this machine by Numba (`fedkin[fast]`).
+"""A client's round of softmax regression in sample space, compiled by Numba (`fedkin[fast]`).
 
-Nearly all of the work is products of a few rows with large matrices that stay the same. A library of linear algebra
-copies both factors into an order of its own before it multiplies them. That pays where every number is used hundreds of
-times, not with the ten rows of a softmax regression or the forty of a sweep. Here a matrix that is multiplied in every
-step is put in order once (`panels`), and samples are put in order a piece at a time while the next piece is fetched.
+Most of the time is spent in products of a few rows with large constant matrices. A BLAS library packs both factors
+before it multiplies them, which is worthwhile if every number is used hundreds of times, but not for the ten rows of a
+softmax regression or the forty of a sweep. Here a matrix that is used in every step is packed once (`panels`), and
+samples are packed in blocks while the next block is prefetched.
 
-Softmax sees only how far scores differ, and residuals sum to zero: so everything is kept less the last class's, and one
-row of K is saved. A bias is the weight of a feature that is always 1: the last one, behind the D of the samples.
+Softmax depends on differences of scores only, and residuals sum to zero: scores and residuals are stored relative to
+the last class, which saves one of K rows. A bias is the weight of an additional last feature that is always 1.
 
-Everything is done by one thread, without Python's lock.
+All functions run in one thread and release the global interpreter lock.
 """
 
 from collections.abc import Callable
@@ -54,7 +54,7 @@ def compiled(signature: str) -> Callable[[Any], Any]:
 
 
 def panels(columns: Tensor) -> Tensor:
-    """The matrices (c, K, N) in panels (c, ⌈N/16⌉, K, 16): sixteen columns side by side, filled up with zeros."""
+    """Pack matrices (c, K, N) into panels (c, ⌈N/16⌉, K, 16) of sixteen columns, padded with zeros."""
     count, length, width = columns.shape
     filled = torch.nn.functional.pad(columns, (0, -width % WIDTH))
     return filled.view(count, length, -1, WIDTH).transpose(1, 2).contiguous()
@@ -69,7 +69,7 @@ def _tiles(count):  # type: ignore[no-untyped-def]
 def _add(  # type: ignore[no-untyped-def]
     rows, row, scale, count, panel, length, out, out_row, ahead, fetching, ahead_tile, by
 ):
-    """Add rows times a panel, in tiles of about the same height; so many of them fetch a share of what comes next."""
+    """Compute out += scale · (rows @ panel) in tiles of similar height; `fetching` of them prefetch at `ahead`."""
     tiles = _tiles(count)
     for number in range(tiles):
         height = count // tiles + (number < count % tiles)
@@ -94,7 +94,7 @@ def _add(  # type: ignore[no-untyped-def]
 
 @compiled("(int64, int64, int64, int64, int64, int64, int64)")
 def _mix(given, by, count, at, plus, out, length):  # type: ignore[no-untyped-def]
-    """Something plus Σ by·given, for any number of parameters: whole vectors, then the rest."""
+    """Compute out = plus + Σ by·given for any number of parameters: SIMD vectors, then the rest."""
     whole = length // LANE * LANE
     if whole > 0:
         mixture_of((given, by, count, at, plus, out, whole // LANE))
@@ -105,7 +105,7 @@ def _mix(given, by, count, at, plus, out, length):  # type: ignore[no-untyped-de
 
 @compiled("(int64[:, ::1], float32[:, ::1], float32[:, ::1], float32[:, ::1])")
 def mixed_weights(given, by, whole, less):  # type: ignore[no-untyped-def]
-    """Weights Σ by·given (L, S) of received vectors, less the last class's: (L·(K−1), D+1). `whole` is (K, D+1)."""
+    """Weights Σ by·given (L, S), relative to the last class: (L·(K−1), D+1). `whole` is a buffer (K, D+1)."""
     lanes, count = given.shape
     classes, features = whole.shape[0], whole.shape[1] - 1
     others = classes - 1
@@ -127,13 +127,13 @@ def mixed_weights(given, by, whole, less):  # type: ignore[no-untyped-def]
 
 @compiled("(float32[:, ::1], float32[:, ::1], float32[:, ::1], float32[:, ::1])")
 def scores(weight, x, panel, out):  # type: ignore[no-untyped-def]
-    """Weights (R, D+1) times xᵀ of samples x (n, D), 16 at least, into out (R, n or more). `panel` is (D+1, 16)."""
+    """Scores out (R, ≥ n) of n ≥ 16 samples x (n, D) under weights (R, D+1). `panel` is a buffer (D+1, 16)."""
     samples, features = x.shape
     rows, tiles, whole = len(weight), _tiles(len(weight)), features // WIDTH * WIDTH
     z, ones = np.empty((rows, WIDTH), dtype=np.float32), np.ones(rows, dtype=np.float32)
     panel[features] = 1
     for start in range(0, samples, WIDTH):
-        j = min(start, samples - WIDTH)  # the last sixteen may hold some of those before again
+        j = min(start, samples - WIDTH)  # the last sixteen samples may overlap the previous ones
         own = x.ctypes.data + j * x.strides[0]
         if whole > 0:
             turn_samples((own, x.strides[0], panel.ctypes.data, whole // WIDTH))
@@ -151,22 +151,24 @@ def scores(weight, x, panel, out):  # type: ignore[no-untyped-def]
                 out[r, j + i] = z[r, i]
 
 
-TALL, BROAD = 64, 16  # samples, and panels of features, that are put in order at a time
+TALL, BROAD = 64, 16  # samples and panels of features that are packed at a time
 
 
 @compiled("(float32[:, ::1], float32[::1], float32[:, ::1], int64, float32[:, ::1])")
 def sums(rows, scale, x, first, total):  # type: ignore[no-untyped-def]
-    """Rows (R, n), times a scale each, times samples x (n, D): BROAD panels of features at most, from the first on.
+    """Compute total = scale · (rows @ x) for up to BROAD panels of features from `first`.
 
-    `total` is (R or more, 16·BROAD). There is a feature that is always 1 behind the D others.
+    rows (R, n), samples x (n, D), total (≥ R, 16·BROAD). The features are followed by one that is always 1.
     """
     samples, features = x.shape
     count, width, rest = len(scale), features // WIDTH, features % WIDTH
     broad, full = min(BROAD, width + 1 - first), min(BROAD, width - first)
     tiles = _tiles(count)
-    most = min(TALL, BROAD * tiles)  # so many samples of the next block are fetched, one with a tile
+    most = min(TALL, BROAD * tiles)  # samples per block: one sample of the next block is prefetched per tile
     fetching = most // BROAD
-    block = np.empty((BROAD, most + 1, WIDTH), dtype=np.float32)  # one more, to begin at different places of the cache
+    block = np.empty(
+        (BROAD, most + 1, WIDTH), dtype=np.float32
+    )  # one more, so that panels start in different cache sets
     total[:] = 0
     for j in range(0, samples, most):
         tall = min(most, samples - j)
@@ -192,10 +194,10 @@ def sums(rows, scale, x, first, total):  # type: ignore[no-untyped-def]
     "(float32[:, ::1], float32[::1], float32[:, ::1], int64[:, ::1], float32[:, ::1], int64[::1], float32[:, ::1])"
 )
 def models(trail, scale, x, given, by, out, total):  # type: ignore[no-untyped-def]
-    """Write Σ by·given (L, S) plus rows A, times a scale each, times samples x (n, D) to parameters of L lanes.
+    """Parameters of L lanes: out = Σ by·given (L, S) + scale · (trail @ x) with samples x (n, D).
 
-    The rows of a lane sum to zero, and are given less the last of them: (L·(K−1), n), as the scale.
-    `total` is (L·(K−1) + 1, 16·BROAD).
+    The K rows of a lane sum to zero; the trail (L·(K−1), n) is relative to the last of them. `total` is a buffer
+    (L·(K−1) + 1, 16·BROAD).
     """
     (lanes, count), (rows, features) = given.shape, (len(scale), x.shape[1])
     others = rows // lanes
@@ -228,7 +230,7 @@ def models(trail, scale, x, given, by, out, total):  # type: ignore[no-untyped-d
 
 @compiled("(int64, int64, int64, int64, int64, int64, int64)")
 def _join(z, onehot, trail, rows, others, weight, samples):  # type: ignore[no-untyped-def]
-    """Add weight · (softmax(z) − onehot) to the trail, for any number of samples: whole vectors, then the rest."""
+    """Compute trail += weight · (softmax(z) − onehot) for any number of samples: SIMD vectors, then the rest."""
     whole = samples // LANE * LANE
     if whole > 0:
         join_residuals((z, onehot, trail, rows, others, weight, whole // LANE))
@@ -244,12 +246,13 @@ def _join(z, onehot, trail, rows, others, weight, samples):  # type: ignore[no-u
 def softmax_steps(  # type: ignore[no-untyped-def]
     known, factors, scale, rescale, join, batches, panels, onehot, trail
 ):
-    """The local steps, on the trail (L·(K−1), n), which is zero before.
+    """The local steps: updates the trail (L·(K−1), n), which is zero at first.
 
-    known (N, L·(K−1), n) are the scores of all samples under the points. For the rest see `Recipe` and `Clients`.
+    `known` (N, L·(K−1), n) are the scores of all samples under the points. For the others see `Recipe` and
+    `PackedClients`.
     """
     steps, rows, lanes = len(batches), len(trail), join.shape[1]
-    others = rows // lanes  # classes but the last
+    others = rows // lanes  # K − 1
     widest = 0
     for k in range(steps):
         widest = max(widest, batches[k, 1] - batches[k, 0])
@@ -292,13 +295,13 @@ def softmax_steps(  # type: ignore[no-untyped-def]
 
 
 class Recipe(NamedTuple):
-    """What the steps of an algorithm come to, for each of T steps and L lanes.
+    """Coefficients of T steps of an algorithm in L lanes.
 
-    points   (N, L, S)  mixtures of S received vectors under which samples are scored
-    factors  (T, N, L)  a gradient is asked for at Σ factors·points + scale·trail;
+    points   (N, L, S)  linear combinations of S received vectors at which scores are computed
+    factors  (T, N, L)  a step evaluates the gradient g at Σ factors·points + scale·trail,
     scale    (T, L)
-    rescale  (T, L)     then the trail is multiplied by this,
-    join     (T, L)     and so much of the gradient is added
+    rescale  (T, L)     then trail ← rescale·trail + join·g;
+    join     (T, L)
     base     (T, L, S)  the model after the step is Σ base·received + length·trail
     length   (T, L)
     """
@@ -313,12 +316,12 @@ class Recipe(NamedTuple):
 
 
 class PackedClients(NamedTuple):
-    """Clients with the same number n of samples.
+    """Clients with n samples each.
 
-    x        (c, n, D)       their samples
+    x        (c, n, D)       samples
     onehot   (c, K, n)       labels
     panels   (c, P, n, 16)   Gram matrices, batch by batch
-    batches  (T, 4)          for every step: its samples from … to …, how far the trail reaches, its first panel
+    batches  (T, 4)          for every step: first sample, end, end of the nonzero part of the trail, first panel
     """
 
     x: NDArray[np.float32]
@@ -357,14 +360,14 @@ def _softmax_round(  # type: ignore[no-untyped-def]
 
 
 def softmax_round(recipe: Recipe, clients: PackedClients, received: list[Tensor], out: Tensor) -> None:
-    """A round of clients, from received vectors (L, c, P) to their models, which are written to `out`."""
+    """A round of clients: received vectors (L, c, P) to models (L, c, P), which are written to `out`."""
     size = (clients.x.shape[-1] + 1) * clients.onehot.shape[1]
     starts = np.stack([addresses(vectors, size) for vectors in received], axis=-1)
     _softmax_round(starts, addresses(out, size), *recipe, *clients)
 
 
 def addresses(vectors: Tensor, size: int) -> NDArray[np.int64]:
-    """Where vectors (L, c, P) of P = size numbers begin, (c, L)."""
+    """Memory addresses (c, L) of vectors (L, c, P) with P = size."""
     lanes, clients, own = vectors.shape
     if own != size or vectors.dtype != torch.float32 or vectors.stride(-1) != 1:
         raise ValueError(f"vectors of {size} float32 numbers are needed, not of {own} {vectors.dtype}")

@@ -41,7 +41,7 @@ class Norms:
         return self.products[one, other]
 
     def _rank(self: "Samples", name: str) -> tuple[bool, bool, bool, str]:  # type: ignore[misc]
-        """First gradients of this step, then trails, points, lasting vectors."""
+        """Sort key: gradients of this step, then trails, points, lasting vectors."""
         return name not in self.fresh, name not in self.trails, name not in self.points, name
 
     def _multiplied(self: "Samples", one: str, other: str) -> Tensor:  # type: ignore[misc]
@@ -62,9 +62,9 @@ class Norms:
         return product.sum((-2, -1), keepdim=True) + tails
 
     def _forget(self: "Samples", squares: dict[str, Tensor | None]) -> None:  # type: ignore[misc]
-        """Drop what was computed of this step's gradients and of trails as they were.
+        """Drop inner products with this step's gradients and with trails before the update.
 
-        A trail's ‖·‖² is known from before the update; anew it would take a product.
+        ‖·‖² of the updated trails, `squares`, was computed from inner products before the update.
         """
         self.ahead.clear()
         if self.local.clip is not None:

@@ -1,4 +1,4 @@
-"""Parameters as they are: works for every model and algorithm."""
+"""Parameters as tensors: works for every model and algorithm."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,34 +15,34 @@ from fedkin.errors import BadInput
 from fedkin.models import Model
 from fedkin.types import Integers, Tensors
 
-Batches = list[list[Integers]]  # the batches of each client of a cohort, as positions among its samples
+Batches = list[list[Integers]]  # batches of each client of a cohort, as positions among its samples
 
 
 class Space(Protocol):
-    """What the local loop asks of a space. Tensors are (…, clients of the cohort, P).
+    """The interface of a space. Tensors are (…, c, P) with c clients in the cohort.
 
-    The vectors that change over the steps are `w` and the clients' memory; they are given by name.
+    The vectors that change over the steps are `w` and the clients' memory, by name.
     """
 
     def lift(self, received: Tensors, memory: Tensors) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Bring what the clients received and remember into the space; the steps begin at `received["model"]`."""
+        """Convert received and remembered tensors to vectors; the steps start at `received["model"]`."""
 
     def gradient(self, k: int) -> Callable[[Any], Any]:
-        """∇fᵢ on every client's k-th batch: of the mean loss plus λ/2 ‖w‖², cut to norm G where it is longer."""
+        """∇fᵢ of the mean loss plus λ/2 ‖w‖² on each client's k-th batch, clipped to norm G."""
 
     def settle(self, k: int, new: dict[str, Any], old: dict[str, Any]) -> dict[str, Any]:
-        """The vectors after the k-th step: the old ones for clients that have taken all their steps."""
+        """The vectors after the k-th step; unchanged for clients that have taken all their steps."""
 
     def lower(self, vectors: dict[str, Any], into: Tensor | None = None) -> Tensors:
-        """Back to tensors; `w` is written to `into`, if given."""
+        """Convert vectors to tensors; `w` is written to `into`, if given."""
 
 
 @dataclass(frozen=True)
 class StackedBatch:
     """One batch of each client of a cohort: x (c, B, D), y (c, B), weight (c, B).
 
-    Clients with fewer samples in it are filled up with samples of weight 0; `active` (c, 1) says who has a batch at
-    all, None if all have.
+    Shorter batches are padded with samples of weight 0. `active` (c, 1) marks clients that have a batch; None if all
+    have one.
     """
 
     x: Tensor
@@ -52,10 +52,10 @@ class StackedBatch:
 
 
 class Plain:
-    """Parameters as they are."""
+    """Parameters as tensors, one operation at a time."""
 
     name: ClassVar[str] = "plain"
-    on_all_cores: ClassVar[bool] = True  # whether a single cohort can use more than one
+    on_all_cores: ClassVar[bool] = True  # whether a single cohort can use several cores
 
     def __init__(self, model: Model, local: Local, clients: Clients, cohort: Integers, batches: Batches) -> None:
         self.model, self.local = model, local
@@ -85,7 +85,7 @@ class Plain:
         return gradient
 
     def _loss_gradient(self, w: Tensor, batch: StackedBatch) -> Tensor:
-        if w.dim() == 3:  # lanes: the samples stay in the cache while one lane after the other uses them
+        if w.dim() == 3:  # one lane after another: the samples stay in the cache
             return torch.stack([self.model.gradient(lane, batch.x, batch.y, batch.weight) for lane in w])
         return self.model.gradient(w, batch.x, batch.y, batch.weight)
 
@@ -93,7 +93,7 @@ class Plain:
         for name, (value, version) in self.versions.items():
             if value._version != version:
                 raise BadInput(
-                    f"the algorithm's step changes '{name}' in place, but the engine still needs what it was: "
+                    f"the algorithm's step changes '{name}' in place, but the engine still needs the old value: "
                     "write w = w - … instead of w -= …"
                 )
         active = self.batches[k].active
@@ -109,7 +109,7 @@ class Plain:
 
 
 def stack(clients: Clients, cohort: Integers, batches: Sequence[Integers]) -> StackedBatch:
-    """One batch of each client, given as positions among its samples; no copy if it is one client's run of rows."""
+    """One batch of each client, from positions among its samples; a view for consecutive samples of a single client."""
     device = clients.x.device
     counts = np.array([len(b) for b in batches])
     width = int(counts.max())
@@ -128,10 +128,10 @@ def stack(clients: Clients, cohort: Integers, batches: Sequence[Integers]) -> St
 
 
 def is_run(positions: Integers) -> bool:
-    """Whether the positions follow each other without a gap."""
+    """Whether the positions are consecutive."""
     return bool((np.diff(positions) == 1).all())
 
 
 def shrink(norm: Tensor, clip: Factor) -> Tensor:
-    """The factor that cuts a vector of this norm to at most `clip`."""
+    """The factor min(1, clip/norm) that clips a vector of this norm."""
     return torch.clamp(clip / norm, max=1.0)

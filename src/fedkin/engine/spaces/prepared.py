@@ -1,4 +1,4 @@
-"""The samples of a cohort made ready for sample space, and their batches."""
+"""Samples, Gram matrices and batches of a cohort in sample space."""
 
 from dataclasses import dataclass
 
@@ -12,10 +12,10 @@ from fedkin.types import Integers
 
 @dataclass(frozen=True)
 class Prepared:
-    """A cohort's samples made ready for sample space, the same in every round.
+    """A cohort's samples in sample space, which are the same in every round.
 
     x (c, n, D), ones (c, 1, n), onehot (c, 1, K, n), gram (c, n, n) = x xᵀ + 1. Clients with fewer than n samples are
-    filled up with rows of zeros, also in `ones`, so that the filling counts nowhere.
+    padded with zeros, also in `ones`, so that the padding has no effect.
     """
 
     x: Tensor
@@ -25,7 +25,7 @@ class Prepared:
 
 
 def prepare(clients: Clients, cohort: Integers, classes: int) -> Prepared:
-    """Gather, fill up, and multiply out."""
+    """Gather and pad the samples of a cohort, and compute their Gram matrices."""
     sizes = clients.sizes[cohort]
     n = int(sizes.max())
     y = torch.zeros(len(cohort), n, dtype=torch.int64, device=clients.x.device)
@@ -49,12 +49,12 @@ def prepare(clients: Clients, cohort: Integers, classes: int) -> Prepared:
 
 @dataclass(frozen=True)
 class GramBatch:
-    """A batch of every client of a cohort. It lies in the same rows of all, but may be shorter in some.
+    """One batch of each client of a cohort, with the same rows at all clients; some may be shorter.
 
-    weight  of its samples in the mean loss, 0 for the filling: a number, or (c, 1, 1, B)
-    onehot  their labels, (c, 1, K, B)
+    weight  weight of the samples in the mean loss, 0 for padding: a number, or (c, 1, 1, B)
+    onehot  labels, (c, 1, K, B)
     reach   the trail is zero from this sample on
-    gram    (c, reach, B): the batch's columns of the Gram matrix
+    gram    the batch's columns of the Gram matrix, (c, reach, B)
     """
 
     rows: slice | Tensor
@@ -65,7 +65,7 @@ class GramBatch:
 
 
 def batches_of(ready: Prepared, per_client: Batches) -> list[GramBatch]:
-    """The batches of a cohort's round; those that come again, as in epochs of a fixed order, are the same objects."""
+    """The batches of a cohort in a round; repeated batches, as in epochs of fixed order, are the same objects."""
     made: dict[tuple[int, int, int], GramBatch] = {}
     batches, reach, samples = [], 0, ready.x.shape[1]
     for own in zip(*per_client, strict=True):
@@ -79,7 +79,7 @@ def batches_of(ready: Prepared, per_client: Batches) -> list[GramBatch]:
             weight: float | Tensor = 1 / counts[0]
             if min(counts) < max(counts):
                 weight = 1 / ready.x.new_tensor(counts).view(-1, 1, 1, 1) * ready.ones[:, None][..., rows]
-            # In a shuffled order the columns are a copy, too large to be made for all batches beforehand.
+            # In shuffled order the columns are a copy, which is too large to keep for all batches.
             gram = ready.gram[:, rows, :reach].mT if run else ready.gram
             batches.append(GramBatch(rows, weight, ready.onehot[..., rows], reach, gram))
             if run:

@@ -1,8 +1,8 @@
 """Sample space, for models that begin with a linear layer (of O outputs).
 
-The layer's weights never leave the span of what a client received or remembers and of its own samples, so they are kept
-as coefficients on those, and only the layer's scores of the client's samples are carried along, with the help of the
-Gram matrix x xᵀ. A step then costs n·B·O products instead of 2·D·B·O.
+The layer's weights stay in the span of the received and remembered vectors and of the client's samples. They are
+represented by coefficients on these, and a step only computes the layer's scores of the samples, from the Gram matrix
+x xᵀ. A step takes n·B·O multiplications instead of 2·D·B·O.
 """
 
 from dataclasses import dataclass
@@ -20,13 +20,13 @@ from fedkin.engine.spaces.script import Evaluate, Instruction, Script, Settle, S
 from fedkin.models import Layered
 from fedkin.types import Tensors
 
-# Below so many samples a client, products client by client are too small to be worth it.
+# With fewer samples per client, separate products for each client are inefficient.
 FEW = 64
 
 
 @dataclass(frozen=True)
 class Fresh:
-    """The gradient on a batch as a basis vector: r (c, L, O, B) on the batch's rows, and the tail's part (c, L, T)."""
+    """The gradient on a batch as a basis vector: r (c, L, O, B) on the batch's rows, and its tail (c, L, T)."""
 
     r: Tensor
     batch: GramBatch
@@ -34,18 +34,18 @@ class Fresh:
 
 
 class Samples(Norms, Symbolic):
-    """Parameters as combinations of lasting vectors and of the client's own samples.
+    """Parameters as linear combinations of lasting vectors (received or remembered) and of the client's samples.
 
-    The gradient of the first layer on a batch is r x, with r the gradient with respect to its scores, so a trail is
-    A x, where A (O, n) sums up the r's. Kept are A and the scores of all samples under each lasting vector; those of
-    a batch under the trail are A·gram, of the batch's columns. The tail, all parameters after the first layer, is kept
-    as it is.
+    The gradient of the first layer on a batch is r x, where r is the gradient with respect to its scores. A trail is
+    A x, where A (O, n) is the sum of the r's. Stored are A and the scores of all samples under each lasting vector; the
+    scores of a batch under the trail are A·gram with the batch's columns. The tail, i.e. all parameters after the first
+    layer, is stored as a tensor.
 
     Arrays are (c, L, O, n): clients, lanes, outputs of the layer, samples.
     """
 
     name: ClassVar[str] = "samples"
-    on_all_cores: ClassVar[bool] = True  # whether a single cohort can use more than one
+    on_all_cores: ClassVar[bool] = True  # whether a single cohort can use several cores
 
     def __init__(self, model: Layered, local: Local, ready: Prepared, batches: Batches) -> None:
         self.model, self.layer, self.local, self.ready = model, model.first, local, ready
@@ -71,11 +71,11 @@ class Samples(Norms, Symbolic):
         self.shape = (clients, lanes, self.layer.outputs, self.ready.x.shape[1])
         self.tails = {name: v[..., self.layer.end :] for name, v in self.lasting.items()}
         self.has_tail = size > self.layer.end
-        # Scores under lasting vectors are computed when first asked for.
+        # Scores under lasting vectors are computed at first use.
         self.scores: dict[str, Tensor] = {}
-        self.views: dict[tuple[str, int], Tensor] = {}  # parts of arrays that the steps ask for again and again
+        self.views: dict[tuple[str, int], Tensor] = {}  # views of arrays that are used repeatedly
         self.trails: dict[str, Tensor] = {}
-        self.ahead: dict[str, Tensor] = {}  # the scores of the batch at hand under a trail
+        self.ahead: dict[str, Tensor] = {}  # scores of the current batch under a trail
         self.fresh: dict[str, Fresh] = {}
         self.products: dict[tuple[str, str], Tensor] = {}  # inner products of basis vectors
         return super().lift(received.keys(), memory.keys())
@@ -83,7 +83,7 @@ class Samples(Norms, Symbolic):
     # -- scores --------------------------------------------------------------------------------------------------------
 
     def _weights_of(self, name: str) -> tuple[Tensor, Tensor]:
-        """Weights (c, L·O, D) and biases (c, L·O, 1) of a lasting vector or a point; c is 1 if all have the same."""
+        """Weights (c, L·O, D), biases (c, L·O, 1) of a lasting vector or a point; c is 1 if all clients share them."""
         mixture = self.points.get(name, {name: 1.0})
         vectors = [(scalar, self.lasting[part]) for part, scalar in mixture.items()]
         if all(v.stride(0) == 0 for _, v in vectors):
@@ -92,11 +92,11 @@ class Samples(Norms, Symbolic):
         clients = max(len(weight) for _, weight in weights)
         into = None if len(weights) == 1 else self.ready.x.new_empty(clients, *weights[0][1].shape[1:])
         biases = [(scalar, self.layer.bias(v)) for scalar, v in vectors]
-        # lanes and outputs in one axis: a product with more rows is faster
+        # lanes and outputs in one axis: one product with more rows is faster
         return combined(weights, into).flatten(1, 2), combined(biases).flatten(1, 2)
 
     def _scores_of(self, name: str) -> Tensor:
-        """Of all samples under a lasting vector or a point, (c, L, O, n)."""
+        """Scores of all samples under a lasting vector or a point, (c, L, O, n)."""
         if name not in self.scores:
             (weight, bias), x, ones = self._weights_of(name), self.ready.x, self.ready.ones
             if len(weight) == 1 and len(x[0]) < FEW:  # one product with all clients' samples
@@ -108,13 +108,13 @@ class Samples(Norms, Symbolic):
         return self.scores[name]
 
     def _on(self, batch: GramBatch, name: str) -> Tensor:
-        """A batch's part of the scores under a lasting vector, or of a trail itself, (c, L, O, B)."""
+        """The batch's rows of the scores under a lasting vector or a point, or of a trail itself, (c, L, O, B)."""
         key = (name, id(batch))
         if key in self.views:
             return self.views[key]
         whole = self.trails[name] if name in self.trails else self._scores_of(name)
         part = whole[..., batch.rows]
-        if isinstance(batch.rows, slice):  # else it is a copy
+        if isinstance(batch.rows, slice):  # an index gives a copy, which is not cached
             self.views[key] = part
         return part
 
@@ -126,14 +126,14 @@ class Samples(Norms, Symbolic):
         return self.views[key]
 
     def _under_trail(self, trail: str, batch: GramBatch) -> Tensor:
-        """The scores of a batch under a trail, A·gram, (c, L, O, B)."""
+        """Scores of a batch under a trail, A·gram, (c, L, O, B)."""
         if trail not in self.ahead:
             gram = batch.gram if isinstance(batch.rows, slice) else batch.gram[:, batch.rows].mT[:, : batch.reach]
             self.ahead[trail] = torch.bmm(self._left(trail, batch.reach), gram).view(*self.shape[:3], -1)
         return self.ahead[trail]
 
     def _under_fresh(self, name: str, batch: GramBatch) -> Tensor:
-        """The scores of a batch under a gradient of this step, (c, L, O, B)."""
+        """Scores of a batch under a gradient of this step, (c, L, O, B)."""
         fresh = self.fresh[name]
         return fresh.r @ self.ready.gram[:, fresh.batch.rows][..., batch.rows][:, None]
 
@@ -143,7 +143,7 @@ class Samples(Norms, Symbolic):
         return self._under_fresh(name, batch) if name in self.fresh else self._on(batch, name)
 
     def _scores(self, at: tuple[Term, ...], batch: GramBatch) -> Tensor:
-        """Of a batch, (c, L, O, B)."""
+        """Scores of a batch under a combination, (c, L, O, B)."""
         if len(at) == 2 and at[1].name in self.trails and self.local.clip is None and isinstance(batch.rows, slice):
             (name, scalar, _), (trail, scale, _) = at
             if isinstance(scalar, float) and isinstance(scale, float) and name in {**self.lasting, **self.points}:
@@ -178,7 +178,7 @@ class Samples(Norms, Symbolic):
         for update in instruction.updates:
             if update.trail not in self.trails:
                 self._begin(update.trail)
-        # A trail that joins another does so with its value before the step.
+        # A trail is added to another with its value before the step.
         before = {
             term.name: (self.trails[term.name].clone(), self.tails[term.name].clone())
             for update in instruction.updates
@@ -197,7 +197,7 @@ class Samples(Norms, Symbolic):
         self.tails[trail] = torch.zeros_like(self.tails["model"], memory_format=torch.contiguous_format)
 
     def _updated(self, update: Update) -> tuple[Term, ...]:
-        """What a trail becomes, as terms."""
+        """The updated trail as a combination."""
         return update.scale or Term(update.trail, 1.0, 1.0), *update.terms
 
     def _update(self, update: Update, before: dict[str, tuple[Tensor, Tensor]]) -> None:
@@ -226,11 +226,11 @@ class Samples(Norms, Symbolic):
         return lowered
 
     def _lowered(self, v: Combination, into: Tensor | None) -> Tensor:
-        """Σ cⱼ·vⱼ + s·A x, with the biases moved by the sums of A; then the tail."""
+        """The parameters Σ cⱼ·vⱼ + s·A x; biases change by s times the row sums of A."""
         terms = self.spread(v).terms
         (first, scalar), *others = terms.items()
         if not others and first in self.given and isinstance(scalar, float) and scalar == 1 and into is None:
-            return self.given[first]  # it did not change
+            return self.given[first]  # unchanged
         trails = {name: terms.pop(name) for name in list(terms) if name in self.trails}
         clients, lanes, size = self.lasting["model"].shape
         if into is None:
@@ -247,7 +247,7 @@ class Samples(Norms, Symbolic):
         return into
 
     def _leave(self, out: Tensor, scale: Scalar, trail: str) -> None:
-        """Add s·A x to the first layer of parameters (c, L, P), and the sums of s·A to its biases."""
+        """Add s·A x to the first layer of parameters (c, L, P), and the row sums of s·A to its biases."""
         if is_zero(scale):
             return
         weight, array = self.layer.weight(out), self.trails[trail]
@@ -255,6 +255,6 @@ class Samples(Norms, Symbolic):
         add(self.layer.bias(out), scale, array @ self.ready.ones[:, None].mT)
 
     def _release(self) -> None:
-        """Let go of the round's arrays: the space is kept for the next round, and other cohorts need the memory."""
+        """Release the arrays of a round: the space is cached for the next round, but other cohorts need the memory."""
         self.given, self.lasting, self.tails, self.scores, self.views, self.products = {}, {}, {}, {}, {}, {}
         self.trails, self.ahead = {}, {}

@@ -1,8 +1,8 @@
-"""The local steps as a script: what has to be computed, as data.
+"""Local steps as a list of instructions.
 
-An algorithm's `step` sees combinations of named vectors, and what it makes of their scalars is the same at every
-client. So its steps are carried out once, on scalars alone (`Script`), and every cohort executes the instructions with
-its own samples (`fedkin.engine.spaces.samples`).
+In symbolic form an algorithm's `step` computes with scalars, which are the same at every client. So the steps are
+traced once (`Script`), and every cohort executes the instructions on its own samples
+(`fedkin.engine.spaces.samples`).
 """
 
 from abc import ABC, abstractmethod
@@ -26,14 +26,14 @@ class Term(NamedTuple):
 
 
 def terms_of(v: Combination, device: torch.device) -> tuple[Term, ...]:
-    """A combination's terms, ready to be multiplied with."""
+    """The terms of a combination, with scalars as factors of tensors."""
     scalars = {name: factor(scalar, device) for name, scalar in v.terms.items()}
     return tuple(Term(name, scalar, squeezed(scalar)) for name, scalar in scalars.items())
 
 
 @dataclass(frozen=True)
 class Evaluate:
-    """Compute the gradient of the loss on the k-th batch at a point, and call it by a name."""
+    """Compute the gradient of the loss on the k-th batch at the combination `at`, as the basis vector `name`."""
 
     k: int
     name: str
@@ -42,7 +42,7 @@ class Evaluate:
 
 @dataclass(frozen=True)
 class Update:
-    """Multiply a trail by the scale, if there is one, and add gradients of this step and other trails."""
+    """Multiply a trail by the scale, if given, and add gradients of this step and other trails."""
 
     trail: str
     scale: Term | None
@@ -51,7 +51,7 @@ class Update:
 
 @dataclass(frozen=True)
 class Settle:
-    """Update trails, all from their values before."""
+    """Update trails simultaneously."""
 
     updates: tuple[Update, ...]
 
@@ -65,15 +65,15 @@ def trail_of(name: str) -> str:
 
 
 class Symbolic(ABC):
-    """The steps as far as they concern scalars.
+    """Local steps in symbolic form.
 
-    After any number of steps, w and every other vector that changes (as Ditto's personal model) is Σ cⱼ·vⱼ + s·A: of
-    vectors vⱼ that last (received, or remembered) and of a trail A of its own, the sum of its gradients. A gradient is
-    a fresh basis vector until the step is settled, then it joins the trail.
+    After any number of steps, w and every other vector that changes (such as Ditto's personal model) is Σ cⱼ·vⱼ + s·A,
+    with lasting vectors vⱼ (received or remembered) and a trail A of its own, the sum of its gradients. A gradient is
+    a new basis vector until the end of the step, when it is added to the trail.
 
-    Scores under a lasting vector take a product with all samples, so as few are made as will do. FedKin asks for
-    gradients at β·w + (1−β)·u, in which w̄ and u always come as β·w̄ + (1−β)·u; SCAFFOLD at w + s·(cᵢ − c). A mixture
-    that comes again, up to a factor, is a basis vector of its own, a `point`.
+    Scores under a lasting vector take a product with all samples, so their number is kept small. FedKin evaluates
+    gradients at β·w + (1−β)·u, in which w̄ and u always occur as β·w̄ + (1−β)·u; SCAFFOLD at w + s·(cᵢ − c). A mixture
+    that occurs repeatedly, up to a factor, becomes a basis vector, called a point.
     """
 
     local: Local
@@ -83,7 +83,7 @@ class Symbolic(ABC):
         """Each received or remembered vector becomes a basis vector."""
         remembered = {name: f"memory {name}" for name in memory}
         self.names = frozenset([*received, *remembered.values()])
-        self.scored: set[str] = set()  # lasting vectors that are no longer taken as parts of points
+        self.scored: set[str] = set()  # lasting vectors that are scored by themselves, not as parts of points
         self.points: dict[str, dict[str, Scalar]] = {}
         self.fresh_names: list[str] = []
         self.trail_names: set[str] = set()
@@ -93,7 +93,7 @@ class Symbolic(ABC):
         )
 
     def gradient(self, k: int) -> Callable[[Any], Any]:
-        """λ·v plus the gradient of the loss on the batch, which is a fresh basis vector."""
+        """λ·v plus the gradient of the loss on the batch, a new basis vector."""
 
         def gradient(v: Combination) -> Combination:
             v = self._at_points(v)
@@ -105,7 +105,7 @@ class Symbolic(ABC):
         return gradient
 
     def settle(self, k: int, new: dict[str, Any], old: dict[str, Any]) -> dict[str, Any]:
-        """Join the fresh gradients to the trails."""
+        """Add the gradients of this step to the trails."""
         settled, updates = {}, []
         for name, v in new.items():
             update, settled[name] = self._settled(trail_of(name), v)
@@ -128,14 +128,14 @@ class Symbolic(ABC):
             terms[trail] = 1.0
         scale, multiplied = terms.setdefault(trail, 0.0), None
         if not is_moderate(scale):
-            # Dividing by it would lose digits: multiply it in.
+            # Division by the scale would lose precision: multiply the trail by it.
             (multiplied,) = terms_of(Combination({trail: scale}), self.device)
             terms[trail] = scale = 1.0
         joining = {name: scalar / scale for name, scalar in joining.items()}
         return Update(trail, multiplied, terms_of(Combination(joining), self.device)), Combination(terms)
 
     def _at_points(self, v: Combination) -> Combination:
-        """The same vector, with a mixture of lasting vectors as a multiple of a point."""
+        """The same vector, with its mixture of lasting vectors expressed by a point."""
         mixture = {name: scalar for name, scalar in v.terms.items() if name in self.names and name not in self.scored}
         if len(mixture) < 2:
             self.scored |= mixture.keys()
@@ -145,14 +145,14 @@ class Symbolic(ABC):
             if (ratio := proportion(mixture, point)) is not None:
                 return ratio * Combination({name: 1.0}) + others
         if any(point.keys() == mixture.keys() for point in self.points.values()):
-            self.scored |= mixture.keys()  # a mixture that is another in every step: a product a vector is cheaper
+            self.scored |= mixture.keys()  # the mixture differs in every step: one product per vector is cheaper
             return v
         name = f"point {len(self.points)}"
         self.points[name] = mixture
         return Combination({name: 1.0}) + others
 
     def spread(self, v: Combination) -> Combination:
-        """The same vector without points."""
+        """The same vector, with points replaced by their mixtures."""
         plain = Combination({name: scalar for name, scalar in v.terms.items() if name not in self.points})
         for name, point in self.points.items():
             if name in v.terms:
@@ -161,22 +161,22 @@ class Symbolic(ABC):
 
     @abstractmethod
     def _execute(self, instruction: Instruction) -> None:
-        """Carry out an instruction, or write it down."""
+        """Execute or record an instruction."""
 
     def _cut(self, g: Combination) -> Combination:
-        """A gradient, cut to norm G where it is longer."""
+        """A gradient, clipped to norm G."""
         return g
 
 
 class Script(Symbolic):
-    """The steps of an algorithm, written down.
+    """The traced local steps of an algorithm.
 
-    steps  the instructions of each step
-    after  the vectors after each step, by name: `w`, and the clients' memory
+    steps  instructions of each step
+    after  `w` and the clients' memory after each step, by name
     """
 
     def __init__(self, algorithm: object, local: Local, device: torch.device) -> None:
-        assert local.clip is None, "a norm depends on samples, so what is cut by it cannot be written down"
+        assert local.clip is None, "clipping depends on the samples and cannot be traced"
         self.algorithm, self.local, self.device = algorithm, local, device
         self.steps: list[list[Instruction]] = [[]]
         self.after: list[dict[str, Combination]] = []
@@ -188,7 +188,7 @@ class Script(Symbolic):
     def fits(
         self, algorithm: object, local: Local, received: Collection[str], memory: Collection[str], steps: int
     ) -> bool:
-        """Whether it says what the same algorithm does in so many steps with vectors of these names."""
+        """Whether it was traced with these arguments, for at least this many steps."""
         same = self.algorithm is algorithm and self.local is local and len(self.after) >= steps
         return same and self.received == set(received) and self.memory == set(memory)
 
@@ -198,14 +198,13 @@ class Script(Symbolic):
         return self.after[-1]
 
     def lower(self, vectors: dict[str, Any], into: object = None) -> Tensors:
-        """There are no numbers: nothing to do."""
-        return {}
+        return {}  # a trace has no values
 
     def _execute(self, instruction: Instruction) -> None:
         self.steps[-1].append(instruction)
 
     def tracks(self) -> dict[str, list[tuple[Evaluate, Update]]] | None:
-        """The steps of each vector by itself, if each takes one gradient a step of its own; None if any does not."""
+        """The steps of each vector, if each takes exactly one gradient per step at a point of its own; else None."""
         tracks: dict[str, list[tuple[Evaluate, Update]]] = {}
         for instructions in self.steps[: len(self.after)]:
             asked = {i.name: i for i in instructions if isinstance(i, Evaluate)}

@@ -1,7 +1,7 @@
-"""Code in vectors of eight numbers, for the innermost loops of `fedkin.engine.spaces.kernels`.
+"""SIMD code in vectors of eight numbers, for the innermost loops of `fedkin.engine.spaces.kernels`.
 
-Written down by hand, it does not depend on what a compiler makes of a loop. It is LLVM's own language, so that it runs
-on any processor that LLVM knows.
+The code is explicit, so it does not depend on automatic vectorisation. It is LLVM IR, so it runs on every processor
+that LLVM supports.
 """
 
 import math
@@ -13,7 +13,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-LANE = 8  # numbers of a vector: a register of AVX; where registers are shorter, a vector takes several
+LANE = 8  # numbers per vector: an AVX register, or several shorter registers
 VECTOR, NUMBER, ADDRESS = 4 * LANE, 4, 8  # bytes
 
 NUMBER_TYPE, ADDRESS_TYPE, WORD_TYPE = ir.FloatType(), ir.IntType(64), ir.IntType(32)
@@ -21,9 +21,9 @@ BYTES_TYPE = ir.IntType(8).as_pointer()
 
 
 class VectorWriter:
-    """Writes code with vectors. Addresses are numbers; `at` does sums and products with them.
+    """Generates SIMD code. Addresses are integers, computed with `at`.
 
-    The same code may be written for vectors of a single number, for what is left over by others.
+    With `lane=1` the same code processes the remainder, one number at a time.
     """
 
     def __init__(self, builder: Any, lane: int = LANE) -> None:
@@ -38,35 +38,35 @@ class VectorWriter:
         return cgutils.get_or_insert_function(self.builder.module, kind, name)  # type: ignore[no-untyped-call]
 
     def at(self, start: Any, *steps: tuple[Any, Any]) -> Any:
-        """The start plus the products."""
+        """The address start + Σ step·times."""
         for step, times in steps:
             both = [ir.Constant(ADDRESS_TYPE, n) if isinstance(n, int) else n for n in (step, times)]
             start = self.builder.add(start, self.builder.mul(*both))
         return start
 
     def load(self, address: Any, kind: Any = None) -> Any:
-        """The vector that is there, or something of another kind."""
+        """Load a vector, or a value of another type."""
         return self.builder.load(self.builder.inttoptr(address, (kind or self.type).as_pointer()), align=NUMBER)
 
     def store(self, vector: Any, address: Any) -> None:
-        """Put a vector there."""
+        """Store a vector."""
         self.builder.store(vector, self.builder.inttoptr(address, self.type.as_pointer()), align=NUMBER)
 
     def spread(self, address: Any) -> Any:
-        """The number that is there, in all places of a vector."""
+        """Load a number and broadcast it."""
         return self.everywhere(self.load(address, NUMBER_TYPE))
 
     def everywhere(self, number: Any) -> Any:
-        """A number in all places of a vector."""
+        """Broadcast a number to a vector."""
         anything = ir.Constant(self.type, ir.Undefined)
         first = self.builder.insert_element(anything, number, ir.Constant(WORD_TYPE, 0))
         return self._shuffled(first, anything, [0] * self.lane)
 
     def turned(self, rows: list[Any]) -> list[Any]:
-        """Eight vectors as the rows of a square: its columns."""
+        """Transpose: eight vectors as the rows of a matrix to its columns."""
         step = 1
         while step < self.lane:
-            # Exchange squares of `step` numbers across the diagonal of squares of twice as many.
+            # Exchange the off-diagonal blocks of size `step` in diagonal blocks of size 2·`step`.
             upper = [j if j // step % 2 == 0 else j - step + self.lane for j in range(self.lane)]
             lower = [j + step if j // step % 2 == 0 else j + self.lane for j in range(self.lane)]
             done = list(rows)
@@ -81,50 +81,50 @@ class VectorWriter:
         return self.builder.shuffle_vector(one, other, ir.Constant(ir.VectorType(WORD_TYPE, self.lane), places))
 
     def multiply_add(self, one: Any, other: Any, to: Any) -> Any:
-        """The product, added to what there is."""
+        """Fused multiply-add: one · other + to."""
         return self.builder.call(self._multiply_add, [one, other, to])
 
     def constant(self, number: float) -> Any:
-        """The number in all places of a vector."""
+        """A vector with the same number in all places."""
         return ir.Constant(self.type, [number] * self.lane)
 
     def larger(self, one: Any, other: Any) -> Any:
-        """The larger of the two; the first where that cannot be told, so that what is not a number stays so."""
+        """The elementwise maximum; `one` if they cannot be compared, so that a NaN in `one` is kept."""
         return self.builder.select(self.builder.fcmp_ordered("<", one, other), other, one)
 
     def exp(self, x: Any) -> Any:
-        """eˣ for x ≤ 0, as 2ⁿ·e^f with whole n and |f| ≤ ln 2 / 2, where a Taylor series of order 7 will do."""
+        """eˣ for x ≤ 0, as 2ⁿ·e^f with integer n and |f| ≤ ln 2 / 2, by the Taylor series of order 7."""
         builder, words = self.builder, ir.VectorType(WORD_TYPE, self.lane)
-        x = self.larger(x, self.constant(-87.0))  # below, single precision has hardly anything
-        # Adding 1.5·2²³ rounds to a whole number, and leaves it in the last bits.
+        x = self.larger(x, self.constant(-87.0))  # eˣ is about the smallest normal float32 there
+        # Adding 1.5·2²³ rounds to an integer, which is then in the last bits.
         large = self.constant(1.5 * 2**23)
         rounded = self.multiply_add(x, self.constant(1.4426950408889634), large)
         n = builder.fsub(rounded, large)
-        # ln 2 in two parts, of which the first has so few digits that n times it is exact.
+        # ln 2 as a sum of two parts: the product of n and the first, short one is exact.
         f = self.multiply_add(n, self.constant(-0.693359375), x)
         f = self.multiply_add(n, self.constant(2.1219444005469057e-4), f)
         series = self.constant(1 / math.factorial(7))
         for k in reversed(range(7)):
             series = self.multiply_add(series, f, self.constant(1 / math.factorial(k)))
-        # A number's exponent begins at its 23rd bit, and is 127 for 2⁰.
+        # The exponent of a float32 starts at bit 23 and is 127 for 2⁰.
         exponent = builder.shl(builder.bitcast(rounded, words), ir.Constant(words, [23] * self.lane))
         power = builder.bitcast(builder.add(exponent, ir.Constant(words, [127 << 23] * self.lane)), self.type)
         return builder.fmul(series, power)
 
     def fetch(self, address: Any) -> None:
-        """Have the memory bring what is there into the cache."""
+        """Prefetch the data at an address into the cache."""
         reading, near, data = (ir.Constant(WORD_TYPE, n) for n in (0, 3, 1))
         self.builder.call(self._prefetch, [self.builder.inttoptr(address, BYTES_TYPE), reading, near, data])
 
     def loop(self, times: Any, vectors: list[Any], body: Callable[[Any, list[Any]], list[Any]]) -> list[Any]:
-        """Carry vectors through a loop with k = 0, 1, …; at least once."""
+        """A loop over k = 0, 1, … that updates vectors; the body is executed at least once."""
         builder, before = self.builder, self.builder.block
         inside, after = builder.append_basic_block("loop"), builder.append_basic_block("after")
         builder.branch(inside)
         builder.position_at_end(inside)
         k, carried = builder.phi(ADDRESS_TYPE), [builder.phi(self.type) for _ in vectors]
         results = body(k, carried)
-        last = builder.block  # another than `inside` if there is a loop in the loop
+        last = builder.block  # differs from `inside` if the body has a loop
         following = builder.add(k, ir.Constant(ADDRESS_TYPE, 1))
         k.add_incoming(ir.Constant(ADDRESS_TYPE, 0), before)
         k.add_incoming(following, last)
@@ -137,7 +137,7 @@ class VectorWriter:
 
 
 def vector_code(write: Callable[..., None], lane: int = LANE) -> Any:
-    """A function for Numba, of a tuple of addresses and counts, with the code that is written."""
+    """A Numba function of a tuple of addresses and counts, with the code that `write` generates."""
 
     @intrinsic
     def function(_: Any, kind: Any) -> Any:
