@@ -16,7 +16,7 @@ from fedkin.graph.similarity import mixed
 from fedkin.types import Floats, Integers, Tensors
 
 SOURCES = ("graph", "data", "updates")
-MOST_KIN = 50  # so many nearest are known of every client
+MOST_KIN = 64  # so many nearest are known of every client
 # Directions of updates have at most so many numbers a client, and so many in all.
 SKETCH, SKETCHES = 1024, 1 << 26
 
@@ -39,7 +39,7 @@ def kin_average(server: ServerState, round: Round, source: str, neighbours: int)
 
 
 def _rows(server: ServerState, round: Round, source: str, neighbours: int) -> list[Floats | csr_array]:
-    """Weights of the clients that have a model (columns) for the clients of the round (rows); of each lane, or of all."""
+    """Weights of clients that have a model, for the clients of the round, (m, n); of each lane, or one for all."""
     owners = server["models"].owners
     if source == "graph":
         return [round.graph.mixing_rows(round.who, owners)]

@@ -6,6 +6,7 @@ from typing import Any
 
 from fedkin.algorithms.base import Algorithm
 from fedkin.algorithms.family import FedAvg, FedKin, FedProx, FedSGD
+from fedkin.algorithms.kin import Kin
 from fedkin.algorithms.schedules import Schedule
 from fedkin.errors import BadInput, nearest
 
@@ -14,6 +15,7 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "fedavg": FedAvg,
     "fedprox": FedProx,
     "fedkin": FedKin,
+    "kin": Kin,
     "fedsgd": FedSGD,
 }
 

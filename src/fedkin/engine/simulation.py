@@ -154,7 +154,9 @@ class Simulation:
                 for tensors in (got, memory)
             )
             if looks:
-                mine, own = algorithm.begin(mine, own, SampleLosses(self.model, self.federation.train, clients))
+                mine, own = algorithm.begin(
+                    mine, own, SampleLosses(self.model, self.federation.train, clients, self.federation.validation)
+                )
             space = self._space(local, clients, cohort.space, round)
             if isinstance(space, Samples) and script:
                 lowered = space.play(script, mine, own, into)

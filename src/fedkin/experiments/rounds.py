@@ -3,7 +3,9 @@
 import time
 from collections.abc import Sequence
 
+from fedkin.algorithms import Lanes
 from fedkin.engine import metrics
+from fedkin.engine.lanes import lane_of
 from fedkin.engine.own import own_models
 from fedkin.engine.simulation import Simulation, State
 from fedkin.files import finite
@@ -22,5 +24,15 @@ def play(group: Simulation, l2: Sequence[float], state: State) -> tuple[State, l
     measured = metrics.measure(group.model, state.model.view(runs, -1), group.federation, l2)
     for record, own in zip(measured, own_models(group, state), strict=False):
         record |= own
+    for lane, record in enumerate(measured):
+        record |= _notes(group, state, lane)
     seconds = round((time.perf_counter() - began) / runs, 6)
     return state, [finite({"round": state.round - 1, **one, "seconds": seconds}) for one in measured]
+
+
+def _notes(group: Simulation, state: State, lane: int) -> Record:
+    """What the algorithm of a lane has to say about the round."""
+    algorithm = group.algorithm.at(state.round)
+    stacked = isinstance(group.algorithm, Lanes)
+    server = {name: lane_of(value, lane) for name, value in state.server.items()} if stacked else state.server
+    return algorithm.notes(server, group.available(state.round))
