@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedkin.algorithms import FedAvg
-from fedkin.data import Clients, Federation, federate, from_clients, load
+from fedkin.data import Clients, Federation, federate, from_arrays, from_clients, load
 from fedkin.data.apportion import stratified
 from fedkin.errors import BadInput
 from fedkin.experiments.grid import plans
@@ -188,6 +188,16 @@ def test_samples_count_training_and_validation_together() -> None:
     federation = federate(load("digits"), clients=10, samples=50, validation=0.2)
     assert set(federation.train.sizes) == {40}
     assert set(held(federation).sizes) == {10}
+
+
+def test_a_seed_draws_the_samples_again() -> None:
+    """Clients by origin are the same for every seed; which of their samples are used is not."""
+    x, y, origin = np.arange(40.0)[:, None], np.tile([0, 1], 20), {"w": np.repeat([0, 1], 20)}
+    data = from_arrays(x, y, x, y, groups=origin, groups_test=origin)
+    one, again, other = (federate(data, group="w", samples=6, seed=seed) for seed in (0, 0, 1))
+    assert torch.equal(one.train.x, again.train.x)
+    assert not torch.equal(one.train.x, other.train.x)
+    assert one.train.sizes.tolist() == other.train.sizes.tolist() == [6, 6]
 
 
 # --- newcomers ---

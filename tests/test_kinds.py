@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import replace
+from hashlib import sha256
 from typing import Any
 
 import numpy as np
@@ -188,6 +189,24 @@ def test_angles() -> None:
 
 
 # --- in combination ---
+
+
+@pytest.mark.parametrize(
+    ("options", "digest"),
+    [
+        ({}, "a8def06644f34fa9"),
+        ({"clients": 20, "clusters": 5, "class_imbalance": 1, "size_imbalance": 1}, "cb3899cf1c247a35"),
+        ({"clients": 10, "scheme": "published", "class_imbalance": 3, "seed": 2}, "766b1290eeac1f17"),
+    ],
+    ids=str,
+)
+def test_federations_without_kinds_are_as_before(options: dict[str, Any], digest: str) -> None:
+    """To the bit: the digests are those of the version before kinds."""
+    federation, found = federate(load("digits"), **options), sha256()
+    for part in (federation.train, federation.test):
+        for array in (part.x.numpy(), part.y.numpy(), part.offsets):
+            found.update(array.tobytes())
+    assert found.hexdigest()[:16] == digest
 
 
 @settings(deadline=None, max_examples=40)
