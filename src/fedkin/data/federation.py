@@ -201,8 +201,10 @@ class Federation:
         """
         if not 0 <= share < 1:
             raise BadInput(f"the share of newcomers is {share}: it must be 0 or more and less than 1")
+        if share == 0:
+            return self
         clients = len(self.train)
-        number = max(round(share * clients), 1) if share else 0
+        number = max(round(share * clients), 1)
         if number > clients - 2:
             raise BadInput(
                 f"{number} newcomers among {clients} clients leave fewer than two for training: lower their share"

@@ -7,6 +7,7 @@ well a model serves it.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,7 +25,7 @@ DIFFERENCES = ("rotated", "permuted", "classes", "angles")
 def kind_of_each(clients: int, kinds: int = 0, shares: Sequence[float] = (), *, seed: int = 0) -> Integers:
     """The kind of each client, (C,).
 
-    Client i has the kind i mod `kinds`. With `shares`, kind g has the fraction sᵍ / Σ s of the clients (by largest
+    Client i has the kind i mod `kinds`. With `shares`, kind g has the fraction s_g / Σ s of the clients (by largest
     remainders, at least one client), drawn at random.
     """
     kinds = kinds or len(shares)
@@ -74,15 +75,14 @@ def in_kinds(
             raise BadInput("with differ = 'angles' there are no kinds: leave out kinds and their shares")
         return _rotated(federation, stream(seed, "angles").uniform(0, 360, clients), copy)
     of = kind_of_each(clients, kinds, shares, seed=seed)
-    number = kinds or len(shares)
-    federation = replace(federation, kinds=tuple(of.tolist()))
+    number, known = kinds or len(shares), tuple(of.tolist())
     if differ == "permuted":
         maps = torch.from_numpy(_orders(federation.classes, "classes", number, seed))
-        return _changed(federation, "y", lambda i, y: maps.to(y.device)[of[i]][y], copy)
+        return _changed(federation, "y", lambda i, y: maps.to(y.device)[of[i]][y], copy, kinds=known)
     if len(federation.shape) == 3:
-        return _rotated(federation, of * 360 / number, copy)
+        return _rotated(federation, of * 360 / number, copy, kinds=known)
     orders = _orders(federation.features, "features", number, seed)
-    return _changed(federation, "x", lambda i, x: _reordered(federation, orders[of[i]], x), copy)
+    return _changed(federation, "x", lambda i, x: _reordered(federation, orders[of[i]], x), copy, kinds=known)
 
 
 def require_paired(paired: bool) -> None:
@@ -106,13 +106,13 @@ def _orders(length: int, what: str, kinds: int, seed: int) -> Integers:
     return np.array(found)
 
 
-def _rotated(federation: Federation, angles: Floats, copy: bool) -> Federation:
+def _rotated(federation: Federation, angles: Floats, copy: bool, **known: Any) -> Federation:
     """Each client's images rotated by an angle in degrees."""
     if len(federation.shape) != 3:
         raise BadInput(f"{federation.name} has feature vectors, which have no angle: use differ = 'rotated'")
-    before = np.asarray(federation.angles or np.zeros(len(angles)))
-    federation = replace(federation, angles=tuple(((before + angles) % 360).tolist()))
-    return _changed(federation, "x", lambda i, x: _turned(federation, float(angles[i]), x), copy)
+    total = (np.asarray(federation.angles or np.zeros(len(angles))) + angles) % 360
+    known["angles"] = tuple(total.tolist())
+    return _changed(federation, "x", lambda i, x: _turned(federation, float(angles[i]), x), copy, **known)
 
 
 def _turned(federation: Federation, angle: float, x: Tensor) -> Tensor:
@@ -140,8 +140,10 @@ def _reordered(federation: Federation, order: Integers, x: Tensor) -> Tensor:
     return x[:, o] * (scale[o] / scale) + (shift[o] - shift) / scale
 
 
-def _changed(federation: Federation, what: str, change: Callable[[int, Tensor], Tensor], copy: bool) -> Federation:
-    """The features `x` or labels `y` of every client i, changed client by client."""
+def _changed(
+    federation: Federation, what: str, change: Callable[[int, Tensor], Tensor], copy: bool, **known: Any
+) -> Federation:
+    """The features `x` or labels `y`, changed client by client; `known` are further fields of the federation."""
 
     def of(clients: Clients) -> Clients:
         values = getattr(clients, what)
@@ -152,4 +154,4 @@ def _changed(federation: Federation, what: str, change: Callable[[int, Tensor], 
         return replace(clients, **{what: values})
 
     validation = None if federation.validation is None else of(federation.validation)
-    return replace(federation, train=of(federation.train), test=of(federation.test), validation=validation)
+    return replace(federation, train=of(federation.train), test=of(federation.test), validation=validation, **known)

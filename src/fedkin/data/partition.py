@@ -6,7 +6,6 @@ mix and the same number of samples; a larger a means fewer classes per client, a
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -255,9 +254,7 @@ def federate(
         train, test = _divided(dataset, seed, clients=clients, scheme=scheme, mixes=mixes, cluster_of=of, **settings)
     if samples:
         train = _limited(train, dataset.y_train, samples, seed)
-    federation = _federation(dataset, train, test, preprocess, paired)
-    if of is not None:
-        federation = replace(federation, kinds=tuple(of.tolist()))
+    federation = _federation(dataset, train, test, preprocess, paired, None if of is None else tuple(of.tolist()))
     in_classes = differ == "classes" and of is not None
     if not in_classes and (kinds or len(kind_shares) or differ != "rotated"):
         federation = in_kinds(federation, kinds, shares=kind_shares, differ=differ, seed=seed, copy=False)
@@ -356,7 +353,9 @@ def _named(groups: Array) -> Parts:
     return tuple(name for name, _ in found), [part for _, part in found]
 
 
-def _federation(dataset: Dataset, train: Parts, test: Parts, preprocess: str, paired: bool) -> Federation:
+def _federation(
+    dataset: Dataset, train: Parts, test: Parts, preprocess: str, paired: bool, kinds: tuple[int, ...] | None = None
+) -> Federation:
     """Order the samples by client and preprocess them."""
     raw_train = pixels(dataset.x_train[np.concatenate(train[1])])
     shift, scale = preprocessing(preprocess, raw_train)
@@ -376,4 +375,5 @@ def _federation(dataset: Dataset, train: Parts, test: Parts, preprocess: str, pa
         scale=torch.from_numpy(scale),
         name=dataset.name,
         paired=paired,
+        kinds=kinds,
     )
