@@ -3,7 +3,7 @@
 The samples of all clients are in one array, ordered by client, with an array of offsets: ragged, without padding.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -61,6 +61,15 @@ class Clients:
         sizes = np.diff(np.concatenate([[0], np.cumsum(chosen)])[self.offsets])
         mask = torch.from_numpy(chosen).to(self.x.device)
         return from_rows(self.x[mask], self.y[mask], sizes, self.names)
+
+    def held_out(self, share: float, seed: int, numbers: Iterable[int]) -> tuple["Clients", "Clients"]:
+        """The same clients without and with only the validation samples, which depend on seed and client number."""
+        y, held = self.y.cpu().numpy(), np.zeros(len(self.y), dtype=np.bool_)
+        for client, start, n in zip(numbers, self.offsets[:-1], self.sizes, strict=True):
+            if n >= 2:
+                rng, count = stream(seed, f"validation samples of {client}"), min(max(round(share * n), 1), n - 1)
+                held[start + stratified(y[start : start + n], count, rng)] = True
+        return self.subset(~held), self.subset(held)
 
 
 def from_rows(x: Tensor, y: Tensor, sizes: Integers, names: tuple[str, ...] = ()) -> Clients:
@@ -185,13 +194,8 @@ class Federation:
             return self
         if self.validation is not None:
             raise BadInput("this federation has validation samples already: start from the one without them")
-        y, rng = self.train.y.cpu().numpy(), stream(seed, "validation samples")
-        held = np.zeros(len(y), dtype=np.bool_)
-        for start, n in zip(self.train.offsets, self.train.sizes, strict=False):
-            if n >= 2:
-                number = min(max(round(share * n), 1), n - 1)
-                held[start + stratified(y[start : start + n], number, rng)] = True
-        return replace(self, train=self.train.subset(~held), validation=self.train.subset(held))
+        train, validation = self.train.held_out(share, seed, range(len(self.train)))
+        return replace(self, train=train, validation=validation)
 
     def with_newcomers(self, share: float, seed: int = 0) -> "Federation":
         """The same federation with a share of its clients as newcomers, which are never sampled for training.

@@ -79,14 +79,19 @@ class Simulation:
     _trial: list[tuple[Any, ...]] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        clients = len(self.federation.train)
+        clients = len(self.trained_clients)
         if self.take_part is not None and not 1 <= self.take_part <= clients:
             raise BadInput(f"take_part = {self.take_part} is out of range: choose from 1 to all {clients} clients")
 
     @property
     def all_sampled(self) -> bool:
         """Whether all clients are sampled in every round."""
-        return self.take_part is None or self.take_part == len(self.federation.train)
+        return self.take_part is None or self.take_part == len(self.trained_clients)
+
+    @property
+    def trained_clients(self) -> Integers:
+        """The clients that may be sampled: all but newcomers."""
+        return np.setdiff1d(np.arange(len(self.federation.train)), self.federation.newcomers)
 
     @property
     def device(self) -> torch.device:
@@ -118,8 +123,9 @@ class Simulation:
         return Round(number, everyone, p, self.graph, len(everyone), self.take_part, self.seed, self.weights)
 
     def sampled(self, algorithm: Algorithm, state: State) -> Round:
-        """The round with the sampled clients."""
-        round = self.available(state.round)
+        """The round with the sampled clients. Newcomers are never among them."""
+        trained = self.trained_clients
+        round = self.available(state.round).of(trained, self.weights[trained])
         who = algorithm.select(state.server, round, self._losses_at)
         return round.of(who, self.weights[who])
 
