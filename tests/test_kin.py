@@ -11,7 +11,7 @@ from torch import Tensor
 from conftest import tensors_of
 from fedkin import FedAvg, Federation, FedKin, Kin, Local, Softmax, run
 from fedkin.algorithms import Algorithm, Round
-from fedkin.algorithms.kin import candidates, chosen, is_choosing
+from fedkin.algorithms.kin import candidates, choose_start, is_choosing
 from fedkin.algorithms.kinship import sketched
 from fedkin.data.federation import from_rows
 from fedkin.engine import cohorts
@@ -59,7 +59,7 @@ def played(run: Simulation, rounds: int = 3) -> State:
 
 def accuracy(run: Simulation, rounds: int = 16) -> float:
     (found,) = own_models(run, played(run, rounds))
-    return found["own_test_accuracy"]
+    return float(found["own_test_accuracy"])
 
 
 # -- who is kin --------------------------------------------------------------------------------------------------------
@@ -195,12 +195,12 @@ def test_a_choice_by_hand() -> None:
     third = torch.tensor([1.0, 0.9, 1.1, 1.0])
     first, second = third + torch.tensor([0, 0.2, 0.4, 0.2]), third + torch.tensor([0.1, -0.1, 0.1, 0])
     losses = torch.stack([first, second, third, second - 0.2], dim=-1)
-    choice, tuned = chosen(losses)
+    choice, tuned = choose_start(losses)
     assert choice.tolist() == [[0, 1, 0]]
     assert tuned.tolist() == [[1]]
-    assert chosen(torch.stack([first, second, third, second + 0.1], dim=-1))[1].tolist() == [[0]]
+    assert choose_start(torch.stack([first, second, third, second + 0.1], dim=-1))[1].tolist() == [[0]]
     lanes = torch.stack([losses, losses.flip(-1)])
-    assert chosen(lanes)[0][0].tolist() == [[0, 1, 0]], "each lane chooses by itself"
+    assert choose_start(lanes)[0][0].tolist() == [[0, 1, 0]], "each lane chooses by itself"
 
 
 def test_when_candidates_are_compared() -> None:

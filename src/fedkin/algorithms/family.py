@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedkin.algorithms.base import Algorithm, Gradient, Hyper, ServerState, Vector, Vectors, check_range
-from fedkin.algorithms.kinship import SOURCES, kin_average, learn_directions, no_directions
+from fedkin.algorithms.kinship import KIN_SOURCES, kin_average, learn_directions, no_directions
 from fedkin.algorithms.local import Local
 from fedkin.algorithms.rounds import Round
 from fedkin.algorithms.rows import ClientRows
@@ -52,8 +52,8 @@ class FedKin(Algorithm):
         check_range(self.beta, "beta", above=0, at_most=1)
         check_range(self.alpha, "alpha", at_least=0)
         check_range(self.kappa, "kappa", at_least=0, at_most=1)
-        if self.kin not in SOURCES:
-            raise BadInput(f"unknown kin '{self.kin}': choose {', '.join(SOURCES)}")
+        if self.kin not in KIN_SOURCES:
+            raise BadInput(f"unknown kin '{self.kin}': choose {', '.join(KIN_SOURCES)}")
         if self.neighbours < 1:
             raise BadInput(f"neighbours = {self.neighbours} is out of range: a client has at least 1 as its kin")
         if self.absent not in ("global", "last"):

@@ -93,7 +93,7 @@ class Kin(Algorithm):
             "models": server["models"].updated(round.who, replies["model"]),
         }
         if "losses" in replies and len(round) > 1:
-            new["choice"], new["tuned"] = chosen(replies["losses"])
+            new["choice"], new["tuned"] = choose_start(replies["losses"])
         return new
 
     def own(self, got: Tensors, memory: Tensors) -> Tensor:
@@ -107,7 +107,7 @@ class Kin(Algorithm):
         }
 
 
-def chosen(losses: Tensor) -> tuple[Tensor, Tensor]:
+def choose_start(losses: Tensor) -> tuple[Tensor, Tensor]:
     """Which candidate clients start from, as a one-hot vector (…, 1, J), and whether they use their own models.
 
     losses  (…, m, J + 1) of the candidates, the simplest first, and of the clients' own models

@@ -15,7 +15,7 @@ from fedkin.graph.search import nearest_neighbours
 from fedkin.graph.similarity import mixed
 from fedkin.types import Floats, Integers, Tensors
 
-SOURCES = ("graph", "data", "updates")
+KIN_SOURCES = ("graph", "data", "updates")
 MOST_KIN = 64  # so many nearest are known of every client
 # Directions of updates have at most so many numbers a client, and so many in all.
 SKETCH, SKETCHES = 1024, 1 << 26

@@ -7,6 +7,7 @@ from typing import Any
 from fedkin.algorithms.base import Algorithm
 from fedkin.algorithms.family import FedAvg, FedKin, FedProx, FedSGD
 from fedkin.algorithms.kin import Kin
+from fedkin.algorithms.personal import IFCA, Alone, FineTuned
 from fedkin.algorithms.schedules import Schedule
 from fedkin.errors import BadInput, nearest
 
@@ -17,6 +18,9 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "fedkin": FedKin,
     "kin": Kin,
     "fedsgd": FedSGD,
+    "alone": Alone,
+    "finetuned": FineTuned,
+    "ifca": IFCA,
 }
 
 

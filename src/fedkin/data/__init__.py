@@ -9,6 +9,7 @@ draws.py       random client sizes and class mixes
 apportion.py   shares as whole numbers of samples
 partition.py   the partition schemes, and federations from data sets or existing clients
 federation.py  the clients' samples as the engine uses them
+digest.py      a digest of a data set, by which a run knows its data again
 kinds.py       clients in kinds: rotated images, permuted labels
 """
 

@@ -115,7 +115,7 @@ class Graph(Section):
     floor        lower bound of misalignments (0: identical clients are an error)
     """
 
-    kind: Literal["similarity", "uniform", "shuffled", "global"] = "similarity"
+    kind: Literal["similarity", "uniform", "shuffled", "global", "kinds"] = "similarity"
     weights: Literal["adjacency", "uniform", "samples"] = "adjacency"
     neighbours: int = Field(default=0, ge=0, le=MOST)
     search: Literal["exact", "approximate"] = "exact"
@@ -275,6 +275,7 @@ class Experiment(Section):
     device: str = "cpu"
     threads: int = Field(default=0, ge=0, le=1024)
     checkpoint_every: int = Field(default=10, ge=1, le=MOST)
+    evaluate_every: int = Field(default=1, ge=1, le=MOST)
     data: DataSection = DataSection()
     partition: Partition = Partition()
     graph: Graph = Graph()

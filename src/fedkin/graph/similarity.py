@@ -297,6 +297,7 @@ def build_graph(
     shuffled    the same graph with the clients permuted at random: the same weights, without their meaning
     uniform     all pairs with the same weight
     global      no neighbours: u = w̄ for all clients
+    kinds       all pairs of the same kind with the same weight: the true groups, where a federation knows them
 
     The first two can be made sparse: only the edges to the nearest `neighbours` are kept (0: all), found by an `exact`
     or an `approximate` search. A `temperature` below 1 sharpens them: edges are raised to the power 1/temperature.
@@ -307,6 +308,11 @@ def build_graph(
             return SimilarityGraph.uniform(clients)
         case "global":
             return SimilarityGraph.edgeless(clients)
+        case "kinds":
+            if federation.kinds is None:
+                raise BadInput("this federation has no kinds: set partition.kinds, or use another graph")
+            kind_of = np.array(federation.kinds)
+            return SimilarityGraph((kind_of[:, None] == kind_of) - np.eye(clients))
         case "similarity" | "shuffled":
             m = messages(federation, pixels, sign)
             if neighbours:
@@ -317,4 +323,4 @@ def build_graph(
             if kind == "shuffled":
                 graph = graph.relabelled(np.random.default_rng([seed, 0x5AFF1E]).permutation(clients))
             return graph
-    raise BadInput(f"unknown graph '{kind}': choose similarity, uniform, shuffled or global")
+    raise BadInput(f"unknown graph '{kind}': choose similarity, uniform, shuffled, global or kinds")
