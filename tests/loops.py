@@ -6,13 +6,13 @@ from typing import Any
 import numpy as np
 
 from conftest import small_federation, tensors_of
-from fedkin.algorithms import Algorithm, Local
+from fedkin.algorithms import IFCA, Algorithm, Local
 from fedkin.data.federation import Federation
 from fedkin.engine.simulation import Simulation, State
 from fedkin.graph.similarity import SimilarityGraph
 from fedkin.models import Softmax
 from fedkin.types import Floats
-from own_algorithms import IFCA, Ditto, Scaffold
+from own_algorithms import Ditto, Scaffold
 
 CLIENTS, CLASSES, L2 = 20, 3, 0.01
 SIZES = [5, 9, 7, 12, 3, 8, 6, 10, 4, 11] * 2
@@ -132,7 +132,7 @@ class IFCALoop(Loop):
 CASES: list[tuple[list[Algorithm], type[Any]]] = [
     ([Scaffold(step_size=0.2, server_step=0.7), Scaffold(step_size=0.1), Scaffold(step_size=0.2)], ScaffoldLoop),
     ([Ditto(step_size=0.2, pull=0.5), Ditto(step_size=0.1, pull=0.5), Ditto(step_size=0.1, pull=0.0)], DittoLoop),
-    ([IFCA(step_size=0.2), IFCA(step_size=0.1), IFCA(step_size=0.2, spread=0.2)], IFCALoop),
+    ([IFCA(step_size=g, groups=2, spread=s) for g, s in ((0.2, 0.1), (0.1, 0.1), (0.2, 0.2))], IFCALoop),
 ]
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedkin.algorithms import Algorithm, Gradient, Hyper, Losses, Round, ServerState, Vector, Vectors
+from fedkin.algorithms import Algorithm, Gradient, Hyper, Round, ServerState, Vector, Vectors
 from fedkin.types import Tensors
 from scaffold import Scaffold as Scaffold
 
@@ -26,42 +26,6 @@ class Ditto(Algorithm):
 
     def own(self, got: Tensors, memory: Tensors) -> Tensor:
         return memory["own"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class IFCA(Algorithm):
-    """k models: a client takes the one with the smallest loss on its samples; each is averaged over its clients."""
-
-    groups: int = 2
-    spread: Hyper = 0.1
-
-    def start(self, model: Tensor, round: Round) -> ServerState:
-        noise = round.random("centers").standard_normal((self.groups, model.shape[-1]))
-        return {"model": model, "centers": model + self.spread * model.new_tensor(noise)}
-
-    def remember(self, model: Tensor) -> Tensors:
-        return {"choice": model.new_zeros(*model.shape[:-1], self.groups)}
-
-    def send(self, server: ServerState, round: Round) -> Tensors:
-        centers = server["centers"].split(1, dim=-2)
-        return {"model": round.spread(server["model"])} | {f"{j}": round.spread(c) for j, c in enumerate(centers)}
-
-    def begin(self, got: Tensors, memory: Tensors, losses: Losses) -> tuple[Tensors, Tensors]:
-        each = torch.cat([losses.mean(got[f"{j}"]) for j in range(self.groups)], dim=-1)
-        choice = torch.nn.functional.one_hot(each.argmin(-1), self.groups).to(got["model"])
-        return {"model": self.own(got, {"choice": choice})}, {"choice": choice}
-
-    def reply(self, w: Tensor, got: Tensors, memory: Tensors, steps: Tensor) -> tuple[Tensors, Tensors]:
-        return {"model": w, "choice": memory["choice"]}, memory
-
-    def combine(self, server: ServerState, replies: Tensors, round: Round) -> ServerState:
-        share = replies["choice"].mT * replies["model"].new_tensor(round.weights)  # (…, k, m)
-        mass = share.sum(-1, keepdim=True)
-        averages = (share @ replies["model"]) / mass.clamp(min=1e-30)
-        return {**super().combine(server, replies, round), "centers": averages.where(mass > 0, server["centers"])}
-
-    def own(self, got: Tensors, memory: Tensors) -> Tensor:
-        return sum(memory["choice"][..., j : j + 1] * got[f"{j}"] for j in range(self.groups))  # type: ignore[return-value]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -62,6 +62,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_files_of_a_run(whole: Path) -> None:
     assert {p.name for p in whole.iterdir()} - {".lock"} == {
+        "clients.jsonl",
         "config.json",
         "origin.json",
         "rounds.jsonl",

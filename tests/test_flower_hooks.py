@@ -10,14 +10,14 @@ import torch
 from flwr.app import Array, ArrayRecord, Error, Message, MessageType
 from flwr.clientapp import ClientApp
 
-from fedkin.algorithms import Algorithm
+from fedkin.algorithms import IFCA, Algorithm
 from fedkin.flower import Strategy, initial_arrays, introduce
 from fedkin.flower.wire import FIRST, LOSSES, VECTORS
 from flower_grid import Direct, recorded
 from flower_nodes import Dies
 from flower_oracles import app_of, state_of, strategy_of
 from loops import CASES, CLIENTS, Loop, assert_loop, played, simulation
-from own_algorithms import IFCA, PowerOfChoice, Scaffold
+from own_algorithms import PowerOfChoice, Scaffold
 
 NAMES = ["scaffold", "ditto", "ifca"]
 
@@ -156,7 +156,7 @@ def test_a_reply_of_another_width_is_refused(tmp_path: Path) -> None:
         return reply
 
     grid.faults[3] = wide
-    lead(strategy_of(simulation(IFCA(step_size=0.2)), out=tmp_path / "run"), grid, 1)
+    lead(strategy_of(simulation(IFCA(step_size=0.2, groups=2)), out=tmp_path / "run"), grid, 1)
     (record,) = recorded(tmp_path / "run")
     assert record["refused"] == {"3": "choice has shape (123,) instead of (2,)"}
 

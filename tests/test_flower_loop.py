@@ -12,14 +12,14 @@ from torch import nn
 
 import fedkin
 from fedkin import Algorithm, FedAvg, FedProx, Local
-from fedkin.algorithms import Gradient, Vector, Vectors
+from fedkin.algorithms import IFCA, Gradient, Vector, Vectors
 from fedkin.errors import BadInput
 from fedkin.flower import Strategy, Work, introduce
 from fedkin.flower.own_loop import direction_of
 from fedkin.flower.wire import ORDER, VECTORS, Order, pack
 from flower_grid import Direct
 from flower_nodes import FEDERATION, KIN, LOCAL, MODEL, Momentum, data, lead, loader
-from own_algorithms import APFL, IFCA, Ditto, PerFedAvg, Scaffold
+from own_algorithms import APFL, Ditto, PerFedAvg, Scaffold
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +126,7 @@ def test_what_a_loop_cannot_give_is_refused() -> None:
     net, zeros = nn.Linear(64, 10), torch.zeros(650)
     with pytest.raises(BadInput, match=r"Scaffold keep a memory.*Work\(msg, net, context\)"):
         Work(message(Scaffold(), control=zeros)[0], net)
-    msg, context = message(IFCA(), **{"0": zeros, "1": zeros})
+    msg, context = message(IFCA(groups=2), **{"0": zeros, "1": zeros})
     with pytest.raises(BadInput, match=r"IFCA compute losses.*use client_app"):
         Work(msg, net, context)
     with pytest.raises(BadInput, match="650 parameters where this node's model has 33"):

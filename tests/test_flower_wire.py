@@ -13,12 +13,12 @@ from flwr.app import Array, ArrayRecord, RecordDict
 from torch import nn
 
 from fedkin import Algorithm, FedAvg, FedKin, Local
+from fedkin.algorithms import IFCA
 from fedkin.errors import BadInput
 from fedkin.flower import Strategy
 from fedkin.flower.wire import Order, flatten, pack, payload, unflatten, unpack
 from fedkin.graph.similarity import messages
 from flower_nodes import FEDERATION, KIN, LOCAL, Momentum, five, lead
-from own_algorithms import IFCA
 
 
 def test_bytes_by_hand() -> None:

@@ -1,6 +1,6 @@
 """Federated learning for clients whose data differ: clients learn from their kin."""
 
-from fedkin.algorithms import Algorithm, FedAvg, FedKin, FedProx, FedSGD
+from fedkin.algorithms import Algorithm, FedAvg, FedKin, FedProx, FedSGD, Kin
 from fedkin.algorithms.local import Local
 from fedkin.algorithms.schedules import Schedule
 from fedkin.data.federation import Clients, Federation
@@ -26,6 +26,7 @@ __all__ = [
     "FedProx",
     "FedSGD",
     "Federation",
+    "Kin",
     "Local",
     "Model",
     "Module",

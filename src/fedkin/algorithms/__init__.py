@@ -1,6 +1,9 @@
 """Algorithms: what clients and server compute in a round, as pure functions of stacked tensors.
 
 base.py       `Algorithm`: the hooks, with FedAvg as the default
+kin.py        Kin: FedKin that chooses by itself who is kin
+personal.py   `Alone`, `FineTuned`, `IFCA`: a model for every client, to compare with
+kinship.py    who is kin, and averages of their models
 family.py     `FedAvg`, `FedProx`, `FedKin`, `FedSGD`
 rounds.py     `Round`: number, sampled clients, weights, graph and random numbers of a round
 rows.py       `ClientRows`: per-client state, at the server or at the clients
@@ -22,8 +25,10 @@ from fedkin.algorithms.base import (
     trial,
 )
 from fedkin.algorithms.family import FedAvg, FedKin, FedProx, FedSGD
+from fedkin.algorithms.kin import Kin
 from fedkin.algorithms.lanes import Lanes
 from fedkin.algorithms.local import Local
+from fedkin.algorithms.personal import IFCA, Alone, FineTuned
 from fedkin.algorithms.registry import ALGORITHMS, algorithm_named, label_of, name_of
 from fedkin.algorithms.rounds import Round
 from fedkin.algorithms.rows import ClientRows
@@ -31,14 +36,18 @@ from fedkin.algorithms.schedules import Schedule
 
 __all__ = [
     "ALGORITHMS",
+    "IFCA",
     "Algorithm",
+    "Alone",
     "ClientRows",
     "FedAvg",
     "FedKin",
     "FedProx",
     "FedSGD",
+    "FineTuned",
     "Gradient",
     "Hyper",
+    "Kin",
     "Lanes",
     "Local",
     "Losses",

@@ -24,7 +24,7 @@ from fedkin.algorithms.local import Local
 from fedkin.algorithms.rounds import Round
 from fedkin.algorithms.schedules import Schedule
 from fedkin.errors import BadInput
-from fedkin.types import Integers, Tensors
+from fedkin.types import Integers, Record, Tensors
 
 Hyper = float | Schedule | Tensor  # within a round a float, or (L, 1, 1): one value per lane
 ServerState = dict[str, Any]  # tensors (…, 1, q), and `ClientRows`
@@ -53,6 +53,9 @@ class Losses(Protocol):
 
     def mean(self, models: Tensor) -> Tensor:
         """Mean loss fᵢ of each client's model: (…, m, P) → (…, m, 1)."""
+
+    def held_out(self, models: Tensor) -> Tensor:
+        """The same on the clients' validation samples; 0 at a client without any."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +93,7 @@ class Algorithm:
 
     step_size: Hyper = 1e-3
     neutral: ClassVar[Mapping[str, float]] = {}  # hyper-parameters at which it is FedAvg, the main one first
+    validates: ClassVar[bool] = False  # whether it needs validation samples (`Losses.held_out`)
 
     def __post_init__(self) -> None:
         check_range(self.step_size, "step_size", above=0)
@@ -196,6 +200,10 @@ class Algorithm:
         """Fine-tuning of the personal model before use: an algorithm and its local training, or None."""
         return None
 
+    def notes(self, server: ServerState, round: Round) -> Record:
+        """What the server has decided, as words and numbers for the record of the round; of a single lane."""
+        return {}
+
     @property
     def is_personal(self) -> bool:
         """Whether clients use personal models."""
@@ -209,8 +217,7 @@ class NoSamples:
     def __call__(self, models: Tensor) -> Tensor:
         return models.new_zeros(*models.shape[:-1], 1)
 
-    def mean(self, models: Tensor) -> Tensor:
-        return models.new_zeros(*models.shape[:-1], 1)
+    mean = held_out = __call__
 
 
 @dataclass(frozen=True)

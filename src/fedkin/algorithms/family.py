@@ -1,61 +1,81 @@
-"""FedAvg, FedProx and FedKin: one local step with three hyper-parameters.
+"""The paper's family: FedAvg, FedProx and FedKin are one local rule with four knobs.
 
-    w ← w − γ · ( ∇fᵢ( β·w + (1−β)·uᵢ ) + α·(w − w̄) )
+    start   wᵢ ← κ·uᵢ + (1−κ)·w̄
+    step    w ← w − γ · ( ∇fᵢ( β·w + (1−β)·uᵢ ) + α·(w − start) )
 
-β = 1, α = 0 is FedAvg, β = 1, α > 0 is FedProx, β < 1, α = 0 is the paper's algorithm, here called FedKin.
+β = 1, α = κ = 0 is FedAvg; α > 0 is FedProx; β < 1 is the paper's algorithm, which we call FedKin: clients learn from
+their kin. With κ = 1 a client starts its rounds at the average of its kin, and has a model of its own.
 """
 
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from fedkin.algorithms.base import Algorithm, Gradient, Hyper, ServerState, Vector, Vectors, check_range
+from fedkin.algorithms.kinship import KIN_SOURCES, kin_average, learn_directions, no_directions
 from fedkin.algorithms.local import Local
 from fedkin.algorithms.rounds import Round
 from fedkin.algorithms.rows import ClientRows
 from fedkin.errors import BadInput
-from fedkin.graph.similarity import mixed
 from fedkin.types import Tensors
 
 
 @dataclass(frozen=True, kw_only=True)
 class FedKin(Algorithm):
-    """w ← w − γ (∇fᵢ(β w + (1−β) uᵢ) + α (w − w̄)), where uᵢ = Σₙ (p_in/pᵢ) wₙ averages the neighbours' last models.
+    """w ← w − γ (∇fᵢ(β w + (1−β) uᵢ) + α (w − start)) from start = κ uᵢ + (1−κ) w̄, where uᵢ averages i's kin.
 
-    beta    β ∈ (0, 1]; at 1 neighbours have no influence
-    alpha   α ≥ 0, coefficient of the proximal term; 0 in the paper
-    absent  model of a neighbour that was not sampled in the last round: `global`, or the `last` model it sent (the
-            global model if it has not sent any)
+    beta        β ∈ (0, 1]; 1 leaves the kin out of the gradients
+    alpha       α ≥ 0 holds clients near their start; 0 is the paper's algorithm
+    kappa       κ ∈ [0, 1]; 0 is the paper's algorithm, 1 starts at the kin: then the model a client uses is uᵢ
+    kin         whose last models uᵢ averages. `graph`: the neighbours in the graph, uᵢ = Σₙ (p_in/pᵢ) wₙ, as in the
+                paper; `data`: the clients with the strongest edges of the graph; `updates`: those whose first update
+                has the most similar direction, which takes no message. In the last two a client is its own kin.
+    neighbours  k, how many nearest count with `data` and `updates`, from either side
+    absent      what a neighbour that was not in the last round counts as: the `global` model, or the `last` model it
+                sent (the global one until it has sent any)
 
-    The server state `models` has the last models of clients. Missing neighbours are replaced by w̄ with the weight
-    1 − Σₙ p_in/pᵢ over the others, so that Σ pᵢ uᵢ = w̄ (Lemma 1) for any sampled clients.
+    What a client's kin lack in models is taken of the new w̄, so that with the paper's graph Σ pᵢ uᵢ = w̄ holds (Lemma 1)
+    however few clients are sampled.
     """
 
-    neutral = {"beta": 1.0, "alpha": 0.0}  # noqa: RUF012 - a constant
+    neutral = {"beta": 1.0, "alpha": 0.0, "kappa": 0.0}  # noqa: RUF012 - a constant
     beta: Hyper = 0.5
     alpha: Hyper = 0.0
+    kappa: Hyper = 0.0
+    kin: str = "graph"
+    neighbours: int = 24
     absent: str = "global"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_range(self.beta, "beta", above=0, at_most=1)
         check_range(self.alpha, "alpha", at_least=0)
+        check_range(self.kappa, "kappa", at_least=0, at_most=1)
+        if self.kin not in KIN_SOURCES:
+            raise BadInput(f"unknown kin '{self.kin}': choose {', '.join(KIN_SOURCES)}")
+        if self.neighbours < 1:
+            raise BadInput(f"neighbours = {self.neighbours} is out of range: a client has at least 1 as its kin")
         if self.absent not in ("global", "last"):
             raise BadInput(f"unknown absent '{self.absent}': choose global or last")
 
+    @property
+    def is_personal(self) -> bool:
+        return not _is(self.kappa, 0.0)
+
     def start(self, model: Tensor, round: Round) -> ServerState:
-        return {"model": model, "models": ClientRows(model)}  # no last models yet, so u = w̄
+        server: ServerState = {"model": model, "models": ClientRows(model)}  # no models yet: every u starts as w̄
+        return {**server, **no_directions(model, round.clients)} if self.kin == "updates" else server
 
     def send(self, server: ServerState, round: Round) -> Tensors:
         got = super().send(server, round)
-        if round.graph.has_edges:  # without edges u = w̄
-            models: ClientRows = server["models"]
-            rows = round.graph.mixing_rows(round.who, models.owners)
-            anchor, rest = mixed(rows, models.values), 1 - rows.sum(axis=1)
-            if abs(rest).max() > 1e-12:  # some neighbours are absent
-                # In place: allocating a temporary tensor of this size is as slow as the sum.
-                anchor.addcmul_(anchor.new_tensor(rest).unsqueeze(-1), server["model"])
-            got["anchor"] = anchor
+        if self.kin == "graph" and not round.graph.has_edges:  # u = w̄, and need not be sent
+            return got
+        u = kin_average(server, round, self.kin, self.neighbours)
+        if not _is(self.kappa, 0.0):
+            got["model"] = u if _is(self.kappa, 1.0) else got["model"] + self.kappa * (u - got["model"])
+        if not (_is(self.kappa, 1.0) or (self.is_personal and _is(self.beta, 1.0))):
+            got["anchor"] = u
         return got
 
     def step(self, w: Vector, got: Vectors, memory: Vectors, gradient: Gradient) -> tuple[Vector, Vectors]:
@@ -65,7 +85,16 @@ class FedKin(Algorithm):
 
     def combine(self, server: ServerState, replies: Tensors, round: Round) -> ServerState:
         kept = server["models"] if self.absent == "last" else ClientRows(server["model"])
-        return {**super().combine(server, replies, round), "models": kept.updated(round.who, replies["model"])}
+        new: ServerState = {
+            **super().combine(server, replies, round),
+            "models": kept.updated(round.who, replies["model"]),
+        }
+        return {**new, **learn_directions(server, replies, round)} if self.kin == "updates" else new
+
+
+def _is(knob: Hyper, value: float) -> bool:
+    """Whether a knob has this value, in all lanes."""
+    return bool((knob == value).all()) if isinstance(knob, torch.Tensor) else knob == value
 
 
 @dataclass(frozen=True, kw_only=True)

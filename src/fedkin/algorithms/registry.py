@@ -5,6 +5,8 @@ from typing import Any
 
 from fedkin.algorithms.base import Algorithm
 from fedkin.algorithms.family import FedAvg, FedKin, FedProx, FedSGD
+from fedkin.algorithms.kin import Kin
+from fedkin.algorithms.personal import IFCA, Alone, FineTuned
 from fedkin.algorithms.schedules import Schedule
 from fedkin.errors import BadInput, nearest
 from fedkin.imports import imported_object
@@ -14,7 +16,11 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "fedavg": FedAvg,
     "fedprox": FedProx,
     "fedkin": FedKin,
+    "kin": Kin,
     "fedsgd": FedSGD,
+    "alone": Alone,
+    "finetuned": FineTuned,
+    "ifca": IFCA,
 }
 
 

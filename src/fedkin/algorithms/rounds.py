@@ -31,6 +31,7 @@ class Round:
     clients    C, total number of clients
     take_part  M, number of clients to sample (None: all)
     seed       seed of the run
+    shares     weights of all clients, (C,), not normalised (None: equal)
     """
 
     number: int
@@ -40,6 +41,7 @@ class Round:
     clients: int
     take_part: int | None = None
     seed: int = 0
+    shares: Floats | None = None
 
     def __len__(self) -> int:
         return len(self.who)

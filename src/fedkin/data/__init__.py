@@ -9,16 +9,20 @@ draws.py       random client sizes and class mixes
 apportion.py   shares as whole numbers of samples
 partition.py   the partition schemes, and federations from data sets or existing clients
 federation.py  the clients' samples as the engine uses them
+digest.py      a digest of a data set, by which a run knows its data again
+kinds.py       clients in kinds: rotated images, permuted labels
 """
 
 from fedkin.data.dataset import Dataset, from_arrays
 from fedkin.data.features import PREPROCESSING, pixels, preprocessing, sample_shape
 from fedkin.data.federation import Clients, Federation, from_rows
+from fedkin.data.kinds import DIFFERENCES, in_kinds, kind_of_each
 from fedkin.data.partition import SCHEMES, by_group, federate, from_clients, split, split_like
 from fedkin.data.sources import SOURCES, load
 from fedkin.data.streams import stream
 
 __all__ = [
+    "DIFFERENCES",
     "PREPROCESSING",
     "SCHEMES",
     "SOURCES",
@@ -30,6 +34,8 @@ __all__ = [
     "from_arrays",
     "from_clients",
     "from_rows",
+    "in_kinds",
+    "kind_of_each",
     "load",
     "pixels",
     "preprocessing",

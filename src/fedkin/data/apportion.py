@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from fedkin.data.streams import Random
 from fedkin.types import Floats, Integers
 
 
@@ -80,6 +81,22 @@ def _share_with_empty(counts: Integers, like: Integers, quotas: Floats) -> None:
                 counts[[giver, i], k] += [-1, 1]
                 sizes[[giver, i]] += [-1, 1]
                 break
+
+
+def stratified(labels: Integers, number: int, rng: Random) -> Integers:
+    """Positions of `number` of the samples, drawn at random with the class mix of all of them, in ascending order.
+
+    Of nₖ samples of class k, number · nₖ / n are drawn, by largest remainders. Equal remainders are ordered at random,
+    so that no class is preferred.
+    """
+    values, classes = np.unique(labels, return_inverse=True)
+    counts, order = np.bincount(classes, minlength=len(values)), rng.permutation(len(values))
+    wanted = np.empty(len(values), dtype=np.int64)
+    wanted[order] = largest_remainders(np.asarray(counts[order] * number / len(labels)), number)
+    shuffled = rng.permutation(len(labels))
+    by_class = shuffled[np.argsort(classes[shuffled], kind="stable")]
+    rank = np.arange(len(labels)) - np.repeat(np.cumsum(counts) - counts, counts)
+    return np.sort(by_class[rank < np.repeat(wanted, counts)])
 
 
 def assigned(pools: list[Integers], counts: Integers) -> list[list[Integers]]:

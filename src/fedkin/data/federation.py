@@ -3,13 +3,16 @@
 The samples of all clients are in one array, ordered by client, with an array of offsets: ragged, without padding.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from fedkin.data.apportion import stratified
+from fedkin.data.streams import stream
 from fedkin.errors import BadInput
 from fedkin.types import Integers
 
@@ -53,6 +56,21 @@ class Clients:
         names = tuple(self.names[i] for i in order) if self.names else ()
         return from_rows(self.x[rows], self.y[rows], self.sizes[list(order)], names)
 
+    def subset(self, chosen: NDArray[np.bool_]) -> "Clients":
+        """The same clients with the chosen samples only, given as a mask, (N,)."""
+        sizes = np.diff(np.concatenate([[0], np.cumsum(chosen)])[self.offsets])
+        mask = torch.from_numpy(chosen).to(self.x.device)
+        return from_rows(self.x[mask], self.y[mask], sizes, self.names)
+
+    def held_out(self, share: float, seed: int, numbers: Iterable[int]) -> tuple["Clients", "Clients"]:
+        """The same clients without and with only the validation samples, which depend on seed and client number."""
+        y, held = self.y.cpu().numpy(), np.zeros(len(self.y), dtype=np.bool_)
+        for client, start, n in zip(numbers, self.offsets[:-1], self.sizes, strict=True):
+            if n >= 2:
+                rng, count = stream(seed, f"validation samples of {client}"), min(max(round(share * n), 1), n - 1)
+                held[start + stratified(y[start : start + n], count, rng)] = True
+        return self.subset(~held), self.subset(held)
+
 
 def from_rows(x: Tensor, y: Tensor, sizes: Integers, names: tuple[str, ...] = ()) -> Clients:
     """Clients from samples that are already ordered by client."""
@@ -70,6 +88,11 @@ class Federation:
     paired       whether testing client i belongs to training client i: the same origin, or the same class mix and
                  share of samples. Only then do measures over testing clients, such as the accuracy of the worst
                  decile, say how well training clients are served, and can a client's own model be tested.
+    validation   samples that client i holds out from training, of the same origin as its training samples; a client
+                 with a single sample has none
+    kinds        the group of each training client, where clients come in groups that differ
+    angles       by which the images of each client are rotated, in degrees counter-clockwise
+    newcomers    clients that are never sampled for training, in ascending order
     """
 
     train: Clients
@@ -80,6 +103,10 @@ class Federation:
     scale: Tensor
     name: str = "federation"
     paired: bool = False
+    validation: Clients | None = None
+    kinds: tuple[int, ...] | None = None
+    angles: tuple[float, ...] | None = None
+    newcomers: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         for part, clients in (("training", self.train), ("testing", self.test)):
@@ -88,19 +115,35 @@ class Federation:
                     f"{empty.size} of {len(clients)} {part} clients hold no sample (the first is client {empty[0]}): "
                     "use fewer clients, less class or size imbalance, or the scheme 'paired'"
                 )
-            if not torch.isfinite(clients.x).all():
-                raise BadInput(f"the {part} features contain NaN or infinite values: remove these samples first")
-            if int(clients.y.min()) < 0 or int(clients.y.max()) >= self.classes:
-                raise BadInput(
-                    f"{part} labels run from {int(clients.y.min())} to {int(clients.y.max())} "
-                    f"but must lie between 0 and {self.classes - 1}: renumber them from 0"
-                )
+            self._check_samples(part, clients)
         if len(self.train) < 2:
             raise BadInput("a federation needs at least two training clients: raise the number of clients")
         if self.paired and len(self.train) != len(self.test):
             raise BadInput(
                 f"{len(self.train)} training and {len(self.test)} testing clients cannot be paired: "
                 "give as many testing as training clients, or paired=False"
+            )
+        if self.validation is not None:
+            self._check_samples("validation", self.validation)
+        for what, values in (("validation", self.validation), ("kinds", self.kinds), ("angles", self.angles)):
+            if values is not None and len(values) != len(self.train):
+                raise BadInput(
+                    f"{what} is given for {len(values)} clients but there are {len(self.train)} training clients: "
+                    "give it for each of them"
+                )
+        if self.newcomers and not set(self.newcomers) < set(range(len(self.train))):
+            raise BadInput(
+                f"the newcomers are {list(self.newcomers)}: give numbers from 0 to {len(self.train) - 1}, and leave "
+                "clients for training"
+            )
+
+    def _check_samples(self, part: str, clients: Clients) -> None:
+        if not torch.isfinite(clients.x).all():
+            raise BadInput(f"the {part} features contain NaN or infinite values: remove these samples first")
+        if len(clients.y) and (int(clients.y.min()) < 0 or int(clients.y.max()) >= self.classes):
+            raise BadInput(
+                f"{part} labels run from {int(clients.y.min())} to {int(clients.y.max())} "
+                f"but must lie between 0 and {self.classes - 1}: renumber them from 0"
             )
 
     @property
@@ -122,11 +165,53 @@ class Federation:
             self,
             train=move(self.train),
             test=move(self.test),
+            validation=move(self.validation) if self.validation is not None else None,
             shift=self.shift.to(device),
             scale=self.scale.to(device),
         )
 
     def relabelled(self, order: Sequence[int]) -> "Federation":
-        """The same federation with its training clients in another order; paired testing clients move along."""
-        test = self.test.reordered(order) if self.paired else self.test
-        return replace(self, train=self.train.reordered(order), test=test)
+        """The same federation with its training clients in another order; what belongs to them moves along."""
+        return replace(
+            self,
+            train=self.train.reordered(order),
+            test=self.test.reordered(order) if self.paired else self.test,
+            validation=self.validation.reordered(order) if self.validation is not None else None,
+            kinds=tuple(self.kinds[i] for i in order) if self.kinds is not None else None,
+            angles=tuple(self.angles[i] for i in order) if self.angles is not None else None,
+            newcomers=tuple(new for new, old in enumerate(order) if old in self.newcomers),
+        )
+
+    def held_out(self, share: float, seed: int = 0) -> "Federation":
+        """The same federation with a share of each client's training samples as validation samples instead.
+
+        Of n samples, share · n are held out, rounded, but at least one if n ≥ 2, and at least one stays. The classes
+        have the same shares in both parts, as far as whole numbers allow; which samples is drawn at random.
+        """
+        if not 0 <= share < 1:
+            raise BadInput(f"the share of validation samples is {share}: it must be 0 or more and less than 1")
+        if share == 0:
+            return self
+        if self.validation is not None:
+            raise BadInput("this federation has validation samples already: start from the one without them")
+        train, validation = self.train.held_out(share, seed, range(len(self.train)))
+        return replace(self, train=train, validation=validation)
+
+    def with_newcomers(self, share: float, seed: int = 0) -> "Federation":
+        """The same federation with a share of its clients as newcomers, which are never sampled for training.
+
+        Of C clients, share · C are newcomers, rounded, but at least one; the kinds have the same shares among them as
+        among all clients, as far as whole numbers allow.
+        """
+        if not 0 <= share < 1:
+            raise BadInput(f"the share of newcomers is {share}: it must be 0 or more and less than 1")
+        if share == 0:
+            return self
+        clients = len(self.train)
+        number = max(round(share * clients), 1)
+        if number > clients - 2:
+            raise BadInput(
+                f"{number} newcomers among {clients} clients leave fewer than two for training: lower their share"
+            )
+        kinds = np.array(self.kinds if self.kinds is not None else [0] * clients)
+        return replace(self, newcomers=tuple(stratified(kinds, number, stream(seed, "newcomers")).tolist()))

@@ -13,11 +13,12 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from fedkin.data.apportion import assigned, counts_like, floored, largest_remainders, without_zeros
+from fedkin.data.apportion import assigned, counts_like, floored, largest_remainders, stratified, without_zeros
 from fedkin.data.dataset import Array, Dataset, from_arrays
 from fedkin.data.draws import Mixes, log_normal_shares, mixes_by_class, mixes_by_client
 from fedkin.data.features import pixels, preprocessing, sample_shape
 from fedkin.data.federation import Clients, Federation, from_rows
+from fedkin.data.kinds import in_kinds, kind_of_each, require_paired
 from fedkin.data.streams import Random, stream
 from fedkin.errors import BadInput, nearest
 from fedkin.types import Floats, Integers
@@ -34,6 +35,7 @@ def split(
     scheme: str = "paired",
     mixes: str | None = None,
     clusters: int = 0,
+    cluster_of: Integers | None = None,
     rng: Random,
 ) -> list[Integers]:
     """The samples of each of C clients, as indices into `labels`; every sample is assigned to exactly one client.
@@ -43,7 +45,8 @@ def split(
     published  as the authors' published code: class mixes come from a draw over the clients for each class
 
     `mixes` (`paper` or `published`) replaces the scheme's way to draw class mixes. With `clusters`, client i is in
-    cluster i mod clusters, which has the classes k with k mod clusters the same, and divides them by the scheme.
+    cluster i mod clusters, or `cluster_of[i]`. It has the classes k with k mod clusters the same, and divides them by
+    the scheme.
 
     With `paper` and `published` a client can end up without samples if there are many clients or large imbalances.
     """
@@ -58,18 +61,20 @@ def split(
         raise BadInput(f"the number of clients is {clients}: a federation needs at least two")
     if clients > len(y):
         raise BadInput(f"{clients} clients cannot share {len(y)} samples: use at most {len(y)} clients")
-    kinds, of_kind = np.unique(y, return_inverse=True)
-    pools = [np.flatnonzero(of_kind == k) for k in range(len(kinds))]
-    if clusters > min(len(pools), clients // 2):
+    values, of_value = np.unique(y, return_inverse=True)
+    pools = [np.flatnonzero(of_value == k) for k in range(len(values))]
+    number = max(clusters, 1)
+    of = np.arange(clients) % number if cluster_of is None else cluster_of
+    if clusters and (clusters > len(pools) or np.bincount(of, minlength=clusters).min() < 2):
         raise BadInput(
             f"{clusters} clusters of {clients} clients with classes of their own are too many for {len(pools)} "
             "classes: each needs a class and two clients"
         )
     divide, draw = SCHEMES[scheme], MIXES[mixes or scheme]
     found: list[Integers] = [np.empty(0, dtype=np.int64)] * clients
-    for cluster in range(max(clusters, 1)):
-        members = range(cluster, clients, max(clusters, 1))
-        parts = divide(pools[cluster :: max(clusters, 1)], len(members), class_imbalance, size_imbalance, draw, rng)
+    for cluster in range(number):
+        members = np.flatnonzero(of == cluster)
+        parts = divide(pools[cluster::number], len(members), class_imbalance, size_imbalance, draw, rng)
         for i, part in zip(members, parts, strict=True):
             found[i] = part
     return found
@@ -202,6 +207,12 @@ def federate(
     mixes: str | None = None,
     clusters: int = 0,
     group: str | None = None,
+    kinds: int = 0,
+    kind_shares: Sequence[float] = (),
+    differ: str = "rotated",
+    samples: int = 0,
+    validation: float = 0.0,
+    newcomers: float = 0.0,
     preprocess: str = "half",
     seed: int = 0,
 ) -> Federation:
@@ -217,13 +228,47 @@ def federate(
     With `group` the clients are the groups of that name instead (the writers, for example), in the order of the
     groups' values. They are paired if the same groups occur in both parts. A testing part without any groups is
     divided evenly among as many testing clients as there are training clients, or samples if those are fewer.
+
+    kinds, kind_shares, differ  clients in groups that differ, see `in_kinds`; with differ = `classes` the groups are
+                                clusters, see `split`
+    samples                     at most so many training samples of each client, with its class mix; testing samples
+                                stay (0: all)
+    validation                  share of each client's training samples that is held out, see `Federation.held_out`
+    newcomers                   share of the clients that are never sampled, see `Federation.with_newcomers`
     """
+    of: Integers | None = None  # the cluster of each client
     if group is not None:
         train, test = _by_origin(dataset, group, seed)
-        return _federation(dataset, train, test, preprocess, paired=train[0] == test[0])
-    settings = {"class_imbalance": class_imbalance, "size_imbalance": size_imbalance, "clusters": clusters}
-    train, test = _divided(dataset, seed, clients=clients, scheme=scheme, mixes=mixes, **settings)
-    return _federation(dataset, train, test, preprocess, paired=scheme == "paired")
+        paired = train[0] == test[0]
+    else:
+        paired = scheme == "paired"
+        if differ == "classes":
+            require_paired(paired)
+            if clusters:
+                raise BadInput("kinds that differ in their classes are clusters: leave out clusters, or differ")
+            of = kind_of_each(clients, kinds, kind_shares, seed=seed)
+            clusters = int(of.max()) + 1
+        elif clusters > 0:
+            of = np.arange(clients) % clusters
+        settings = {"class_imbalance": class_imbalance, "size_imbalance": size_imbalance, "clusters": clusters}
+        train, test = _divided(dataset, seed, clients=clients, scheme=scheme, mixes=mixes, cluster_of=of, **settings)
+    if samples:
+        train = _limited(train, dataset.y_train, samples, seed)
+    federation = _federation(dataset, train, test, preprocess, paired, None if of is None else tuple(of.tolist()))
+    in_classes = differ == "classes" and of is not None
+    if not in_classes and (kinds or len(kind_shares) or differ != "rotated"):
+        federation = in_kinds(federation, kinds, shares=kind_shares, differ=differ, seed=seed, copy=False)
+    return federation.held_out(validation, seed).with_newcomers(newcomers, seed)
+
+
+def _limited(train: Parts, labels: Integers, samples: int, seed: int) -> Parts:
+    """At most so many samples of each client, with its class mix."""
+    if samples < 0:
+        raise BadInput(f"samples = {samples} is out of range: give 1 or more for each client, or 0 for all")
+    rng = stream(seed, "samples of clients")
+    return train[0], [
+        part[stratified(labels[part], samples, rng)] if len(part) > samples else part for part in train[1]
+    ]
 
 
 def _divided(dataset: Dataset, seed: int, scheme: str, **settings: Any) -> tuple[Parts, Parts]:
@@ -308,7 +353,9 @@ def _named(groups: Array) -> Parts:
     return tuple(name for name, _ in found), [part for _, part in found]
 
 
-def _federation(dataset: Dataset, train: Parts, test: Parts, preprocess: str, paired: bool) -> Federation:
+def _federation(
+    dataset: Dataset, train: Parts, test: Parts, preprocess: str, paired: bool, kinds: tuple[int, ...] | None = None
+) -> Federation:
     """Order the samples by client and preprocess them."""
     raw_train = pixels(dataset.x_train[np.concatenate(train[1])])
     shift, scale = preprocessing(preprocess, raw_train)
@@ -328,4 +375,5 @@ def _federation(dataset: Dataset, train: Parts, test: Parts, preprocess: str, pa
         scale=torch.from_numpy(scale),
         name=dataset.name,
         paired=paired,
+        kinds=kinds,
     )

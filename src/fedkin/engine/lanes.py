@@ -91,11 +91,11 @@ def parted(state: State, simulations: Sequence[Simulation]) -> list[State]:
     lanes = []
     for lane, simulation in enumerate(simulations):
         algorithm = simulation.algorithm.at(state.round)
-        server = {name: _lane(state.server[name], lane) for name in algorithm.start(tiny, simulation.available(0))}
-        memory = {name: _lane(rows, lane) for name, rows in state.memory.items()}
+        server = {name: lane_of(state.server[name], lane) for name in algorithm.start(tiny, simulation.available(0))}
+        memory = {name: lane_of(rows, lane) for name, rows in state.memory.items()}
         lanes.append(State(server, memory, state.round, state.spaces))
     return lanes
 
 
-def _lane(value: Any, lane: int) -> Any:
+def lane_of(value: Any, lane: int) -> Any:
     return value.lane(lane) if isinstance(value, ClientRows) else value[lane]

@@ -12,6 +12,7 @@ from fedkin.algorithms.rounds import random_numbers
 from fedkin.data.federation import Clients
 from fedkin.engine.spaces.plain import Space
 from fedkin.engine.spaces.script import Script
+from fedkin.errors import BadInput
 from fedkin.models import Model
 from fedkin.types import Integers, Tensors
 
@@ -57,8 +58,8 @@ def batches_of_client(local: Local, samples: int, seed: int, round: int, client:
 class SampleLosses:
     """Cross-entropy of the clients' models on their training samples: the `Losses` of an algorithm."""
 
-    def __init__(self, model: Model, clients: Clients, who: Integers) -> None:
-        self.model, self.clients, self.who = model, clients, who
+    def __init__(self, model: Model, clients: Clients, who: Integers, validation: Clients | None = None) -> None:
+        self.model, self.clients, self.who, self.validation = model, clients, who, validation
 
     def _of(self, models: Tensor, place: int) -> Tensor:
         """Losses of one client's samples, (…, n)."""
@@ -77,3 +78,15 @@ class SampleLosses:
     def mean(self, models: Tensor) -> Tensor:
         each = [self._of(models, place).mean(-1) for place in range(len(self.who))]
         return torch.stack(each, dim=-1).unsqueeze(-1)
+
+    def held_out(self, models: Tensor) -> Tensor:
+        if self.validation is None:
+            raise BadInput(
+                "the algorithm compares models on validation samples, and the federation has none: "
+                "use federation.held_out(0.2), or partition.validation = 0.2"
+            )
+        with_samples = np.flatnonzero(self.validation.sizes[self.who])
+        losses = models.new_zeros(*models.shape[:-1], 1)
+        known = SampleLosses(self.model, self.validation, self.who[with_samples])
+        losses[..., with_samples, :] = known.mean(models[..., with_samples, :])
+        return losses

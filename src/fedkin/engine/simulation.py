@@ -80,7 +80,7 @@ class Simulation:
     _trial: list[tuple[Any, ...]] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        clients = len(self.federation.train)
+        clients = len(self.trained_clients)
         if self.take_part is not None and not 1 <= self.take_part <= clients:
             raise BadInput(f"take_part = {self.take_part} is out of range: choose from 1 to all {clients} clients")
         if self.device.type == "cpu":  # the global model, and those that the sampled clients end with
@@ -90,7 +90,12 @@ class Simulation:
     @property
     def all_sampled(self) -> bool:
         """Whether all clients are sampled in every round."""
-        return self.take_part is None or self.take_part == len(self.federation.train)
+        return self.take_part is None or self.take_part == len(self.trained_clients)
+
+    @property
+    def trained_clients(self) -> Integers:
+        """The clients that may be sampled: all but newcomers."""
+        return np.setdiff1d(np.arange(len(self.federation.train)), self.federation.newcomers)
 
     @property
     def device(self) -> torch.device:
@@ -119,11 +124,12 @@ class Simulation:
     def available(self, number: int) -> Round:
         """A round before sampling, with all clients."""
         everyone, p = np.arange(len(self.federation.train)), self.weights / self.weights.sum()
-        return Round(number, everyone, p, self.graph, len(everyone), self.take_part, self.seed)
+        return Round(number, everyone, p, self.graph, len(everyone), self.take_part, self.seed, self.weights)
 
     def sampled(self, algorithm: Algorithm, state: State) -> Round:
-        """The round with the sampled clients."""
-        round = self.available(state.round)
+        """The round with the sampled clients. Newcomers are never among them."""
+        trained = self.trained_clients
+        round = self.available(state.round).of(trained, self.weights[trained])
         who = algorithm.select(state.server, round, self._losses_at)
         return round.of(who, self.weights[who])
 
@@ -158,7 +164,9 @@ class Simulation:
                 for tensors in (got, memory)
             )
             if looks:
-                mine, own = algorithm.begin(mine, own, SampleLosses(self.model, self.federation.train, clients))
+                mine, own = algorithm.begin(
+                    mine, own, SampleLosses(self.model, self.federation.train, clients, self.federation.validation)
+                )
             space = self._space(local, clients, cohort.space, round)
             if isinstance(space, Samples) and script:
                 lowered = space.play(script, mine, own, into)

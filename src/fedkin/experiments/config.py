@@ -53,6 +53,14 @@ class Partition(Section):
     mixes            how class mixes are sampled, `paper` or `published` (default: as the scheme)
     clusters         number of clusters of clients, each with classes that no other cluster has (0: none)
     group            natural partition by a group key of the data, such as writer, instead of the above
+    kinds            number of groups of clients that differ from each other (0: none)
+    kind_shares      relative sizes of these groups in one string, such as "0.5, 0.3, 0.2" (default: equal)
+    differ           how groups differ: images `rotated`, labels `permuted`, or `classes` of their own; `angles`: no
+                     groups, but images of each client rotated by an angle of its own
+    samples          at most so many training and validation samples of each client (0: all)
+    validation       share of each client's training samples that is held out; `auto`: 0.2 if the algorithm uses
+                     validation samples, else 0
+    newcomers        share of the clients that are never sampled for training
     """
 
     clients: int = Field(default=100, ge=2, le=MOST)
@@ -62,6 +70,33 @@ class Partition(Section):
     mixes: Literal["paper", "published"] | None = None
     clusters: int = Field(default=0, ge=0, le=MOST)
     group: str | None = None
+    kinds: int = Field(default=0, ge=0, le=MOST)
+    kind_shares: str = ""
+    differ: Literal["rotated", "permuted", "classes", "angles"] = "rotated"
+    samples: int = Field(default=0, ge=0, le=MOST)
+    validation: Annotated[float, Field(ge=0, lt=1)] | Literal["auto"] = "auto"
+    newcomers: float = Field(default=0.0, ge=0, lt=1)
+
+    @field_validator("kind_shares", mode="before")
+    @classmethod
+    def _numbers(cls, text: Any) -> Any:
+        try:
+            _numbers_in(text)
+        except (AttributeError, ValueError):
+            raise BadInput(
+                f"partition.kind_shares = {text!r} is not valid: write all shares in one string, such as "
+                "'0.5, 0.3, 0.2', because a list makes a grid"
+            ) from None
+        return text
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """`kind_shares` as numbers."""
+        return _numbers_in(self.kind_shares)
+
+
+def _numbers_in(text: str) -> tuple[float, ...]:
+    return tuple(float(word) for word in text.split(",")) if text.strip() else ()
 
 
 # Settings whose default has changed: a recorded configuration without the key means the former default.
@@ -80,7 +115,7 @@ class Graph(Section):
     floor        lower bound of misalignments (0: identical clients are an error)
     """
 
-    kind: Literal["similarity", "uniform", "shuffled", "global"] = "similarity"
+    kind: Literal["similarity", "uniform", "shuffled", "global", "kinds"] = "similarity"
     weights: Literal["adjacency", "uniform", "samples"] = "adjacency"
     neighbours: int = Field(default=0, ge=0, le=MOST)
     search: Literal["exact", "approximate"] = "exact"
@@ -248,6 +283,7 @@ class Experiment(Section):
     device: str = "cpu"
     threads: int = Field(default=0, ge=0, le=1024)
     checkpoint_every: int = Field(default=10, ge=1, le=MOST)
+    evaluate_every: int = Field(default=1, ge=1, le=MOST)
     data: DataSection = DataSection()
     partition: Partition = Partition()
     graph: Graph = Graph()
@@ -301,8 +337,10 @@ _TAGS = {
     "int",
     "constrained-int",
     "float",
+    "constrained-float",
     "Scheduled",
     "literal['all']",
+    "literal['auto']",
 }  # added by pydantic to the location in unions
 
 

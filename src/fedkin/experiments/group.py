@@ -11,9 +11,8 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from torch import Tensor
-
 from fedkin.engine import lanes
+from fedkin.engine.own import client_table
 from fedkin.engine.simulation import Simulation, State
 from fedkin.experiments import records
 from fedkin.experiments.grid import Plan
@@ -47,11 +46,11 @@ class Lane:
         """Whether the run has a result, so that nothing is written any more."""
         return self.ended is not None
 
-    def end(self, state: State, model: Tensor) -> None:
-        """Write the result."""
+    def end(self, state: State, clients: list[Record]) -> None:
+        """Write the result: what the clients' models achieve, the summary, the global model."""
         summary = describe(self.plan, self.done, state.spaces)
-        self.folder.finish(summary, model)
-        self.ended = Result(self.plan.name, self.settings, self.done, summary, model, self.folder.path)
+        self.folder.finish(summary, state.model, clients)
+        self.ended = Result(self.plan.name, self.settings, self.done, summary, state.model, self.folder.path)
 
     def sound_rounds(self, rounds: int) -> set[int]:
         """Numbers of rounds after which the group can continue; any after this run has left the group."""
@@ -77,7 +76,8 @@ def kept_result(folder: records.RunFolder, plan: Plan, settings: Record) -> Resu
 
 def run_group(group: Sequence[Lane], listener: Listener) -> None:
     """Run a group until all its runs have ended, continuing from the last common checkpoint."""
-    rounds, every = group[0].plan.config.rounds, group[0].plan.config.checkpoint_every
+    config = group[0].plan.config
+    rounds, every = config.rounds, config.checkpoint_every
     begin = max(set.intersection(*(lane.sound_rounds(rounds) for lane in group)))
     going = [lane for lane in group if lane.takes_part(begin)]
     states = [lane.folder.load(begin, lane.simulation.device) if begin else lane.simulation.start() for lane in going]
@@ -92,7 +92,8 @@ def run_group(group: Sequence[Lane], listener: Listener) -> None:
     saved = time.monotonic()
     while going:
         if state.round < rounds:
-            state, new = play(together, [lane.simulation.local.l2 for lane in going], state)
+            own = (state.round + 1) % config.evaluate_every == 0 or state.round + 1 == rounds
+            state, new = play(together, [lane.simulation.local.l2 for lane in going], state, evaluate_own=own)
         else:
             new = []  # interrupted between the last checkpoint and the result
         for lane, record in zip(going, new, strict=False):
@@ -112,7 +113,7 @@ def run_group(group: Sequence[Lane], listener: Listener) -> None:
         saved = time.monotonic()
         for lane, part, left in zip(going, parts, diverged, strict=True):
             if (over or left) and not lane.is_kept:
-                lane.end(state, part.model)
+                lane.end(part, [] if left else client_table(lane.simulation, part))
                 assert lane.ended is not None
                 listener.end(lane.plan.name, lane.ended.summary, False)
         stay = [not (over or left) for left in diverged]

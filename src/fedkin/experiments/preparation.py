@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from fedkin.algorithms import algorithm_named
 from fedkin.data import sources
 from fedkin.data.digest import data_digest
 from fedkin.data.federation import Federation
@@ -63,7 +64,7 @@ class Preparation:
 
     def federation(self, config: Experiment) -> Federation:
         """The clients' data, on the device."""
-        key = (config.data, config.partition, config.seed, config.device)
+        key = (config.data, config.partition, validation_share(config), config.seed, config.device)
         if self._federation is None or self._federation[0] != key:
             self._federation = None  # release the old one before the new one is built
             self._federation = (key, self._make_federation(config))
@@ -74,13 +75,9 @@ class Preparation:
         self._dataset = None  # the federation has its own copy
         federation = federate(
             dataset,
-            clients=split.clients,
-            class_imbalance=split.class_imbalance,
-            size_imbalance=split.size_imbalance,
-            scheme=split.scheme,
-            mixes=split.mixes,
-            clusters=split.clusters,
-            group=split.group,
+            **split.model_dump(exclude={"kind_shares", "validation"}),
+            kind_shares=split.shares,
+            validation=validation_share(config),
             preprocess=config.data.preprocess,
             seed=config.seed,
         )
@@ -95,7 +92,7 @@ class Preparation:
         federation = self.federation(config)
         section = config.graph
         section = section.model_copy(update={"weights": "adjacency"})
-        key = (config.data, config.partition, config.seed, section, config.reading.sign)
+        key = (config.data, config.partition, validation_share(config), config.seed, section, config.reading.sign)
         if self._graph is None or self._graph[0] != key:
             self.listener.doing(f"building the {section.kind} graph of {len(federation.train)} clients")
             graph = build_graph(
@@ -111,3 +108,11 @@ class Preparation:
             )
             self._graph = (key, graph)
         return self._graph[1]
+
+
+def validation_share(config: Experiment) -> float:
+    """The share of each client's training samples that is held out; `auto` depends on the algorithm."""
+    share = config.partition.validation
+    if share != "auto":
+        return share
+    return 0.2 if getattr(algorithm_named(config.algorithm.name), "validates", False) else 0.0

@@ -5,6 +5,7 @@
     rounds.jsonl     one object per round, appended, each with a seal (`fedkin.experiments.seals`)
     summary.json     the result, written at the end
     checkpoint-*.safetensors   the newest two states; removed when all runs of the group have ended
+    clients.jsonl    one object per client: the accuracy of the global model and of its own on its testing samples
     model.safetensors          the final global model
 
 All files but `rounds.jsonl` are written atomically. Of `rounds.jsonl`, only lines with valid seals up to an intact
@@ -238,8 +239,11 @@ class RunFolder:
         saved = read_tensors(self.path / "model.safetensors")
         return saved[0].get("model") if saved and saved[1].get("origin", self._origin) == self._origin else None
 
-    def finish(self, summary: Record, model: Tensor) -> None:
+    def finish(self, summary: Record, model: Tensor, clients: Sequence[Record] = ()) -> None:
         """Write the result and the final model."""
+        if clients:
+            text = "".join(as_json(client) + "\n" for client in clients)
+            write_atomically(self.path / "clients.jsonl", text.encode())
         write_tensors(self.path / "model.safetensors", {"model": model}, {"origin": self._origin})
         write_atomically(self.path / "summary.json", as_json(sealed_record(summary, self._seal), indent=2).encode())
 
@@ -316,7 +320,7 @@ def summarise(records: list[Record], threshold: float, spaces: Mapping[str, int]
         "best_test_accuracy": max(known, default=math.nan),
         "final_test_loss": records[-1]["test_loss"],
         "worst_decile": records[-1].get("worst_decile"),
-        **{f"final_{key}": value for key, value in records[-1].items() if key.startswith("own_")},
+        **{f"final_{key}": value for key, value in records[-1].items() if key.startswith(("own_", "validation_"))},
         "seconds": round(sum(r["seconds"] for r in records), 3),
         **({"spaces": dict(spaces)} if spaces else {}),
     }

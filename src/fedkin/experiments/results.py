@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import Tensor
 
 from fedkin.engine import metrics
-from fedkin.types import Floats, Record
+from fedkin.types import Record
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -25,11 +25,14 @@ class Result:
     model: Tensor = field(repr=False)
     folder: Path | None = None
 
-    def __getattr__(self, name: str) -> Floats:
+    def __getattr__(self, name: str) -> Any:
         """A measured quantity over the rounds, (T,): `result.test_accuracy`, `result.train_loss`, …"""
-        if name.startswith("_") or not self.rounds or name not in self.rounds[0]:
+        if name.startswith("_") or not any(name in record for record in self.rounds):
             raise AttributeError(name)
-        return np.array([np.nan if r[name] is None else r[name] for r in self.rounds], dtype=np.float64)
+        values = [record.get(name) for record in self.rounds]
+        if any(isinstance(value, str) for value in values):
+            return np.array(values)
+        return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
 
     def rounds_to(self, threshold: float) -> int | None:
         """The first round after which the testing accuracy is at least the threshold."""

@@ -18,7 +18,7 @@ from fedkin.experiments import records
 from fedkin.experiments.config import FORMER_DEFAULTS, Experiment
 from fedkin.experiments.grid import Plan, plans
 from fedkin.experiments.group import MOST_LANES, Lane, kept_result, run_group
-from fedkin.experiments.preparation import Preparation
+from fedkin.experiments.preparation import Preparation, validation_share
 from fedkin.experiments.progress import Listener, Silent
 from fedkin.experiments.results import Result
 from fedkin.experiments.rounds import play
@@ -103,6 +103,7 @@ def _of_one_federation(todo: Sequence[Plan]) -> list[list[Plan]]:
         settings = plan.config.model_dump(mode="json", exclude={"algorithm": True, "threshold": True})
         for hyper in ("step_size", "l2", "clip"):
             del settings["local"][hyper]
+        settings["validation"] = validation_share(plan.config)  # depends on the algorithm
         groups.setdefault(json.dumps(settings), []).append(plan)
     return list(groups.values())
 

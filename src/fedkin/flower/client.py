@@ -26,6 +26,8 @@ from fedkin.models import Model, Module, seeded
 NodeData = Any  # (x, y), (x, y, raw), or an iterable of batches (x, y) such as a DataLoader
 ModelOrModule = Model | Callable[[], nn.Module]
 
+VALIDATION = 0.2  # share of a node's samples that is held out for algorithms that compare models
+
 
 def client_app(model: ModelOrModule, data: Callable[[Context], NodeData]) -> ClientApp:
     """A `ClientApp` for a federation whose server runs `fedkin.flower.Strategy`.
@@ -46,9 +48,12 @@ def client_app(model: ModelOrModule, data: Callable[[Context], NodeData]) -> Cli
         net, clients, only = _built(model, x), from_rows(x.reshape(len(x), -1), y, np.array([len(y)])), np.array([0])
         task = Task.received(msg, context, net.size)
         order, algorithm = task.order, task.order.algorithm
-        batches = batches_of_client(order.local, len(y), order.seed, order.round, order.client)
+        held = None
+        if algorithm.validates:
+            clients, held = clients.held_out(VALIDATION, order.seed, [order.client])
+        batches = batches_of_client(order.local, len(clients.y), order.seed, order.round, order.client)
         with seeded(torch_seed(order.seed, PURPOSES["noise"], order.round, order.client)):
-            got, memory = algorithm.begin(task.got, task.memory, SampleLosses(net, clients, only))
+            got, memory = algorithm.begin(task.got, task.memory, SampleLosses(net, clients, only, held))
             space = Plain(net, order.local, clients, only, [batches])
             w, memory = take_steps(algorithm, space, got, memory, len(batches))
         return task.reply(w, got, memory, len(batches), len(y))

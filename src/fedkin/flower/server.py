@@ -204,7 +204,7 @@ class Strategy(flwr.serverapp.strategy.Strategy):
         roster, graph = self.nodes.roster, self.nodes.graph
         who, p = np.arange(len(roster)) if who is None else who, graph.weights(self.weights, roster.sizes)
         share = p[who] / p[who].sum()
-        return Round(self._state.round, who, share, graph, len(roster), self.take_part, self.seed)
+        return Round(self._state.round, who, share, graph, len(roster), self.take_part, self.seed, p)
 
     def _sampled(self, algorithm: Algorithm, available: Integers, grid: Grid) -> Integers:
         """The clients that the algorithm selects; none if too few can say their loss, should it ask for that."""

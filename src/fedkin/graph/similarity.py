@@ -21,6 +21,7 @@ from scipy.spatial.distance import pdist, squareform
 from fedkin.buffers import room
 from fedkin.data.federation import Federation
 from fedkin.errors import BadInput
+from fedkin.graph.search import nearest_neighbours
 from fedkin.types import Floats, Integers
 
 Matrix = Any  # (C, C) float64, an array or a sparse csr_array
@@ -31,8 +32,6 @@ SAME = 1e-24
 DENSE = 64
 # With more clients all pairs do not fit into memory, and the spectrum takes too long.
 MANY = 5_000
-# Number of clients whose nearest neighbours are searched at once.
-SEARCH_BLOCK = 512
 # Numbers (4 bytes each) that fit into the private cache of a core, and the fewest columns that are worth a call.
 CACHE_NUMBERS, FEWEST_COLUMNS = 1 << 18, 64
 
@@ -138,23 +137,10 @@ class SimilarityGraph:
         of C². Candidates are found in single precision, by comparing all pairs or with an approximate index; the
         nearest among them and their misalignments are computed in double precision.
         """
-        m = np.asarray(messages, dtype=np.float64)
-        clients = len(m)
-        k = min(neighbours, clients - 1)
-        # Single precision is enough for differences from the mean message, not for the messages themselves: those of
-        # similar clients differ only in their last digits.
-        around = torch.as_tensor(m - m.mean(axis=0), dtype=torch.float32)
-        search_in = {"exact": _compared, "approximate": _indexed}[search]
-        near = search_in(around, min(2 * k + 8, clients - 1))
-        rows, columns, values = [], [], []
-        for first in range(0, clients, SEARCH_BLOCK):
-            mine = np.arange(first, min(first + SEARCH_BLOCK, clients))
-            mis = np.clip(((m[mine, None] - m[near[mine]]) ** 2).sum(axis=2) / 4, 0.0, 1.0)
-            best = np.argsort(mis, axis=1, kind="stable")[:, :k]
-            rows.append(np.repeat(mine, k))
-            columns.append(np.take_along_axis(near[mine], best, axis=1).reshape(-1))
-            values.append(np.take_along_axis(mis, best, axis=1).reshape(-1))
-        i, n, pairs = map(np.concatenate, (rows, columns, values))
+        clients = len(np.asarray(messages))
+        near, squares = nearest_neighbours(messages, neighbours, search)
+        i, n = np.repeat(np.arange(clients), near.shape[1]), near.reshape(-1)
+        pairs = np.clip(squares.reshape(-1) / 4, 0.0, 1.0)
         if floor <= 0 and (same := pairs <= SAME).any():
             raise _identical(i[same][0], n[same][0])
         half = coo_array((similarity(pairs, floor), (i, n)), shape=(clients, clients)).tocsr()
@@ -280,41 +266,6 @@ def mixed(rows: Matrix, models: torch.Tensor) -> torch.Tensor:
     return out
 
 
-def _compared(around: torch.Tensor, count: int) -> Integers:
-    """The rows nearest to each, (C, count), from the distances of all pairs, a block at a time."""
-    half_squares = (around**2).sum(dim=1) / 2
-    near = np.empty((len(around), count), dtype=np.int64)
-    block = around.new_empty(min(SEARCH_BLOCK, len(around)), len(around))  # reused, because it is large
-    for first in range(0, len(around), SEARCH_BLOCK):
-        mine = np.arange(first, min(first + SEARCH_BLOCK, len(around)))
-        alike = torch.matmul(around[mine], around.T, out=block[: len(mine)]).sub_(half_squares)  # larger is nearer
-        alike[np.arange(len(mine)), mine] = -np.inf  # a client is not its own neighbour
-        near[mine] = torch.topk(alike, count, dim=1, sorted=False).indices.numpy()
-    return near
-
-
-def _indexed(around: torch.Tensor, count: int) -> Integers:
-    """As `_compared`, approximately, with a navigable small-world index: a query visits a few hundred rows."""
-    try:
-        import faiss
-    except ImportError:
-        raise BadInput(
-            "graph.search = 'approximate' needs an index: pip install 'fedkin[neighbours]', or use 'exact'"
-        ) from None
-    rows = around.numpy()
-    index = faiss.IndexHNSWFlat(rows.shape[1], 32)
-    index.hnsw.efConstruction = 80
-    index.hnsw.efSearch = max(64, 3 * count)
-    index.add(rows)
-    _, found = index.search(rows, count + 1)
-    # A client is not its own neighbour. If a query did not find the client itself, its farthest result is dropped.
-    own = found == np.arange(len(rows))[:, None]
-    own[~own.any(axis=1), -1] = True
-    near: Integers = found[~own].reshape(len(rows), count).astype(np.int64)
-    # A query that finds too few leaves -1. This happens only with very few rows, which are quick to compare.
-    return near if (near >= 0).all() else _compared(around, count)
-
-
 def similarity(misalignment: Floats, floor: float = 0.0) -> Floats:
     """−ln max(mis, floor)."""
     # a misalignment of 1 gives −ln 1 = −0.0: adding zero makes it +0.0
@@ -346,6 +297,7 @@ def build_graph(
     shuffled    the same graph with the clients permuted at random: the same weights, without their meaning
     uniform     all pairs with the same weight
     global      no neighbours: u = w̄ for all clients
+    kinds       all pairs of the same kind with the same weight: the true groups, where a federation knows them
 
     The first two can be made sparse: only the edges to the nearest `neighbours` are kept (0: all), found by an `exact`
     or an `approximate` search. A `temperature` below 1 sharpens them: edges are raised to the power 1/temperature.
@@ -356,6 +308,11 @@ def build_graph(
             return SimilarityGraph.uniform(clients)
         case "global":
             return SimilarityGraph.edgeless(clients)
+        case "kinds":
+            if federation.kinds is None:
+                raise BadInput("this federation has no kinds: set partition.kinds, or use another graph")
+            kind_of = np.array(federation.kinds)
+            return SimilarityGraph((kind_of[:, None] == kind_of) - np.eye(clients))
         case "similarity" | "shuffled":
             m = messages(federation, pixels, sign)
             if neighbours:
@@ -366,4 +323,4 @@ def build_graph(
             if kind == "shuffled":
                 graph = graph.relabelled(np.random.default_rng([seed, 0x5AFF1E]).permutation(clients))
             return graph
-    raise BadInput(f"unknown graph '{kind}': choose similarity, uniform, shuffled or global")
+    raise BadInput(f"unknown graph '{kind}': choose similarity, uniform, shuffled, global or kinds")

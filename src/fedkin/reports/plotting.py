@@ -4,9 +4,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from fedkin.experiments.results import Result
 from fedkin.reports.groups import with_differences
 from fedkin.reports.run import Run
+from fedkin.types import Floats
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -23,7 +26,7 @@ def plot(results: Sequence[Result], path: Path | str | None = None) -> "Figure":
             experiment=str(result.config.get("name", "")),
             name=result.name,
             config=result.config,
-            rounds={quantity: getattr(result, quantity) for quantity in result.rounds[0]},
+            rounds=_numbers(result),
             summary=result.summary,
             status=str(result.summary["status"]),
         )
@@ -34,3 +37,9 @@ def plot(results: Sequence[Result], path: Path | str | None = None) -> "Figure":
     if path is not None:
         figure.savefig(path)
     return figure
+
+
+def _numbers(result: Result) -> dict[str, Floats]:
+    """The measured quantities over the rounds, without the words among them."""
+    series = {name: getattr(result, name) for name in result.rounds[-1]}
+    return {name: values for name, values in series.items() if values.dtype == np.float64}

@@ -1,0 +1,134 @@
+"""Who is kin, and the average of their models: what the members of the family that start at their kin share."""
+
+from functools import lru_cache
+
+import numpy as np
+import torch
+from scipy.sparse import csr_array
+from torch import Tensor
+
+from fedkin.algorithms.base import ServerState
+from fedkin.algorithms.rounds import Round, random_numbers
+from fedkin.algorithms.rows import ClientRows
+from fedkin.graph.kin import kin_rows, strongest
+from fedkin.graph.search import nearest_neighbours
+from fedkin.graph.similarity import mixed
+from fedkin.types import Floats, Integers, Tensors
+
+KIN_SOURCES = ("graph", "data", "updates")
+MOST_KIN = 64  # so many nearest are known of every client
+# Directions of updates have at most so many numbers a client, and so many in all.
+SKETCH, SKETCHES = 1024, 1 << 26
+
+
+def kin_average(server: ServerState, round: Round, source: str, neighbours: int) -> Tensor:
+    """uᵢ = Σₙ P_in wₙ of the last models that the server keeps, (…, m, P); of w̄ where clients have no model."""
+    models: ClientRows = server["models"]
+    rows = _rows(server, round, source, neighbours)
+    u = (
+        torch.stack([mixed(own, lane) for own, lane in zip(rows, models.values, strict=True)])
+        if (models.default.dim() == 3 and len(rows) > 1)
+        else mixed(rows[0], models.values)
+    )
+    rest = np.stack([1 - np.asarray(own.sum(axis=1)).reshape(-1) for own in rows])
+    if abs(rest).max() > 1e-12:  # somebody's kin have sent no model
+        # In place: temporary tensors of this size would be fetched from the system page by page.
+        missing = u.new_tensor(rest if len(rest) > 1 else rest[0])
+        u.addcmul_(missing.unsqueeze(-1), server["model"])
+    return u
+
+
+def _rows(server: ServerState, round: Round, source: str, neighbours: int) -> list[Floats | csr_array]:
+    """Weights of clients that have a model, for the clients of the round, (m, n); of each lane, or one for all."""
+    owners = server["models"].owners
+    if source == "graph":
+        return [round.graph.mixing_rows(round.who, owners)]
+    shares = np.ones(round.clients) if round.shares is None else round.shares
+    if source == "data":
+        return [_kin(strongest(round.graph, MOST_KIN), neighbours, shares)[round.who][:, owners]]
+    near: ClientRows = server["nearest"]
+    everyone = near.at(np.arange(round.clients)).reshape(-1, round.clients, MOST_KIN)
+    return [_kin(lane.numpy(), neighbours, shares)[round.who][:, owners] for lane in everyone]
+
+
+def _kin(near: Integers, neighbours: int, shares: Floats) -> csr_array:
+    """As `kin_rows`, computed once for the same neighbours: they change rarely."""
+    return _cached_kin(near.tobytes(), near.shape[1], neighbours, shares.tobytes())
+
+
+@lru_cache(maxsize=32)
+def _cached_kin(near: bytes, count: int, neighbours: int, shares: bytes) -> csr_array:
+    rows = np.frombuffer(near, dtype=np.int64).reshape(-1, count)
+    return kin_rows(rows[:, :neighbours], np.frombuffer(shares))
+
+
+# -- directions of updates ---------------------------------------------------------------------------------------------
+
+
+def no_directions(model: Tensor, clients: int) -> ServerState:
+    """The server's state before the first update: no directions, nobody is kin."""
+    width = min(model.shape[-1], SKETCH, max(16, SKETCHES // clients))
+    lanes = model.shape[:-2]
+    return {
+        "directions": ClientRows(model.new_zeros(*lanes, 1, width)),
+        "nearest": ClientRows(torch.full((*lanes, 1, MOST_KIN), -1, dtype=torch.int64)),
+        "renewed": torch.zeros((*lanes, 1, 1), dtype=torch.int64),
+    }
+
+
+def learn_directions(server: ServerState, replies: Tensors, round: Round) -> ServerState:
+    """Take the directions of clients' first updates, and find the nearest of each.
+
+    A direction is that of wᵢ − w̄, less the mean of all updates of the round, which says nothing about the client.
+    Neighbours of new clients are searched among all; those of all others anew when a quarter more are known.
+    """
+    directions, near, renewed = server["directions"], server["nearest"], server["renewed"]
+    new = np.flatnonzero(~np.isin(round.who, directions.owners))
+    if not len(new):
+        return {"directions": directions, "nearest": near, "renewed": renewed}
+    updates = replies["model"] - server["model"]
+    updates = updates - round.average(updates)
+    unit = torch.nn.functional.normalize(updates[..., new, :], dim=-1)
+    directions = directions.updated(round.who[new], sketched(unit, directions.default.shape[-1], round.seed))
+    owners = directions.owners
+    grown = len(owners) >= 1.25 * int(renewed.max()) or len(owners) == round.clients
+    about = owners if grown else round.who[new]
+    lanes = directions.values.reshape(-1, len(owners), directions.default.shape[-1])
+    found = torch.stack([torch.from_numpy(_nearest_among(lane, owners, about)) for lane in lanes])
+    near = near.updated(about, found.view(*near.default.shape[:-2], len(about), MOST_KIN))
+    return {
+        "directions": directions,
+        "nearest": near,
+        "renewed": torch.full_like(renewed, len(owners)) if grown else renewed,
+    }
+
+
+def _nearest_among(directions: Tensor, owners: Integers, about: Integers) -> Integers:
+    """The clients nearest to some of the owners of directions (n, q), (len(about), MOST_KIN); −1 for none."""
+    found = np.full((len(about), MOST_KIN), -1, dtype=np.int64)
+    if len(owners) < 2:
+        return found
+    k = min(MOST_KIN, len(owners) - 1)
+    if len(about) == len(owners):
+        near, _ = nearest_neighbours(directions.cpu().numpy(), k)
+    else:
+        places = np.searchsorted(owners, about)
+        alike = directions[places] @ directions.T  # of unit length: the most similar are the nearest
+        alike[np.arange(len(places)), places] = -np.inf
+        near = torch.topk(alike, k, dim=1).indices.cpu().numpy()
+    found[:, :k] = owners[near]
+    return found
+
+
+def sketched(vectors: Tensor, width: int, seed: int) -> Tensor:
+    """Vectors (…, P) as sketches (…, width) that keep inner products up to about 1/√width (count sketch).
+
+    Every parameter is added, with a random sign, to one random number of the sketch; the same for all vectors.
+    """
+    size = vectors.shape[-1]
+    if width >= size:
+        return vectors
+    rng = random_numbers(seed, "sketch")
+    place = torch.from_numpy(rng.integers(0, width, size)).to(vectors.device)
+    sign = torch.from_numpy(rng.choice([-1.0, 1.0], size)).to(vectors)
+    return vectors.new_zeros(*vectors.shape[:-1], width).index_add_(-1, place, vectors * sign)

@@ -1,0 +1,47 @@
+"""Kin: for each client its k nearest, found from the data or from updates. A client is its own kin."""
+
+from functools import lru_cache
+
+import numpy as np
+from scipy.sparse import csr_array, eye_array
+
+from fedkin.graph.similarity import SimilarityGraph
+from fedkin.types import Floats, Integers
+
+
+@lru_cache(maxsize=4)
+def strongest(graph: SimilarityGraph, count: int) -> Integers:
+    """The neighbours of each client with the strongest edges, strongest first, (C, count); −1 where there are fewer."""
+    clients = len(graph)
+    near = np.full((clients, count), -1, dtype=np.int64)
+    if isinstance(graph.adjacency, csr_array):
+        for i in range(clients):
+            row = slice(graph.adjacency.indptr[i], graph.adjacency.indptr[i + 1])
+            edges, others = graph.adjacency.data[row], graph.adjacency.indices[row]
+            best = others[np.argsort(-edges, kind="stable")][:count]
+            near[i, : len(best)] = best
+        return near
+    edges = graph.adjacency.copy()
+    np.fill_diagonal(edges, -np.inf)
+    k = min(count, clients - 1)
+    near[:, :k] = np.argsort(-edges, axis=1, kind="stable")[:, :k]
+    near[:, :k][np.take_along_axis(edges, near[:, :k], axis=1) <= 0] = -1
+    return near
+
+
+def kin_rows(near: Integers, weights: Floats) -> csr_array:
+    """Weights with which each client averages its kin, (n, n), rows summing to 1.
+
+    near     (n, k)  the nearest of each client, −1 for none
+    weights  (n,)    of the clients
+
+    The kin of i are i itself, its k nearest, and the clients that have i among their k nearest. P_in ∝ weightₙ.
+    """
+    clients, count = near.shape
+    i, n = np.repeat(np.arange(clients), count), near.reshape(-1)
+    known = n >= 0
+    wanted = csr_array((np.ones(known.sum()), (i[known], n[known])), shape=(clients, clients))
+    kin = ((wanted + wanted.T + eye_array(clients)) > 0).astype(np.float64)
+    rows = csr_array(kin.multiply(weights))
+    rows.data /= np.repeat(np.asarray(rows.sum(axis=1)).reshape(-1), np.diff(rows.indptr))
+    return rows
