@@ -17,8 +17,8 @@ from fedkin.engine.simulation import Simulation, State
 from fedkin.graph.similarity import SimilarityGraph
 from fedkin.models import MLP, Softmax
 from fuzz import examples
+from loops import played
 from random_algorithms import alike
-from test_hooks import played
 
 LOCALS = st.builds(
     Local,
