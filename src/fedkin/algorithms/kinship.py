@@ -11,7 +11,7 @@ from fedkin.algorithms.base import ServerState
 from fedkin.algorithms.rounds import Round, random_numbers
 from fedkin.algorithms.rows import ClientRows
 from fedkin.graph.kin import kin_rows, strongest
-from fedkin.graph.search import nearest_neighbours
+from fedkin.graph.search import SEARCH_BLOCK
 from fedkin.graph.similarity import mixed
 from fedkin.types import Floats, Integers, Tensors
 
@@ -106,17 +106,12 @@ def learn_directions(server: ServerState, replies: Tensors, round: Round) -> Ser
 def _nearest_among(directions: Tensor, owners: Integers, about: Integers) -> Integers:
     """The clients nearest to some of the owners of directions (n, q), (len(about), MOST_KIN); −1 for none."""
     found = np.full((len(about), MOST_KIN), -1, dtype=np.int64)
-    if len(owners) < 2:
-        return found
-    k = min(MOST_KIN, len(owners) - 1)
-    if len(about) == len(owners):
-        near, _ = nearest_neighbours(directions.cpu().numpy(), k)
-    else:
-        places = np.searchsorted(owners, about)
-        alike = directions[places] @ directions.T  # of unit length: the most similar are the nearest
-        alike[np.arange(len(places)), places] = -np.inf
-        near = torch.topk(alike, k, dim=1).indices.cpu().numpy()
-    found[:, :k] = owners[near]
+    k, places = min(MOST_KIN, len(owners) - 1), np.searchsorted(owners, about)
+    for first in range(0, len(about) if k else 0, SEARCH_BLOCK):
+        mine = places[first : first + SEARCH_BLOCK]
+        alike = directions[mine] @ directions.mT  # of unit length: the most similar are the nearest
+        alike[np.arange(len(mine)), mine] = -np.inf  # a client is not its own neighbour
+        found[first : first + len(mine), :k] = owners[torch.topk(alike, k, dim=1).indices.cpu().numpy()]
     return found
 
 

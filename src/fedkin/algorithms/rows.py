@@ -1,6 +1,7 @@
 """Per-client state, at the server or at the clients: one row per client."""
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -34,7 +35,7 @@ class ClientRows:
         """Clients with a row of their own, ascending, (n,)."""
         return np.array(sorted(self._place), dtype=np.int64)
 
-    @property
+    @cached_property
     def values(self) -> Tensor:
         """Rows of the owners, (…, n, q)."""
         return self.at(self.owners)
