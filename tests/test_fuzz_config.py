@@ -8,7 +8,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from hypothesis import event, example, given
+from hypothesis import event, given
 
 from fedkin import run
 from fedkin.engine.simulation import Simulation
