@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: help demo federation test docs check format clean
+.PHONY: help demo federation test fuzz soak docs check format clean
 
 help:  ## what there is
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -36,6 +36,15 @@ check: $(READY)  ## formatting, lint and types
 
 test: check  ## check, then the tests
 	$(BIN)/pytest -n 2 --dist worksteal
+
+fuzz: SEED ?= $(shell date +%s)
+fuzz: TIMES ?= 20
+fuzz: $(READY)  ## the fuzzers with many more examples: make fuzz TIMES=20 SEED=1 (none: by the clock)
+	FEDKIN_FUZZ=$(TIMES) $(BIN)/pytest tests/test_fuzz_*.py --hypothesis-seed=$(SEED)
+
+soak: KILLS ?= 200
+soak: $(READY)  ## kill runs at random moments, and compare how they end: make soak KILLS=200 SEED=1
+	PYTHONPATH=tools $(BIN)/python -m soak --kills $(KILLS) $(if $(SEED),--seed $(SEED))
 
 format: $(READY)  ## format the code and mend what lint can mend
 	$(BIN)/ruff format src tests tools examples

@@ -7,18 +7,18 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from hypothesis import event, given
+from hypothesis import event, example, given
 from hypothesis import strategies as st
 
 from conftest import small_federation, tensors_of
-from fedkin.algorithms import Algorithm, Local
+from fedkin.algorithms import Algorithm, Local, Schedule
 from fedkin.engine.lanes import parted, together
 from fedkin.engine.simulation import Simulation, State
 from fedkin.graph.similarity import SimilarityGraph
 from fedkin.models import MLP, Softmax
 from fuzz import examples
 from loops import played
-from random_algorithms import alike
+from random_algorithms import RandomAlgorithm, Recipe, alike
 
 LOCALS = st.builds(
     Local,
@@ -73,6 +73,18 @@ def test_fast_is_plain(
     )
 
 
+# One gradient a step in the first round, which is compiled, then two, which are not.
+WIDENING = RandomAlgorithm(
+    step_size=0.05,
+    recipe=Recipe(
+        gradients=((("w", 1.0, ""),), (("w", 0.5, ""),)),
+        w=(("w", 1.0, ""), ("g0", -1.0, "step_size"), ("g1", -1.0, "step_size")),
+    ),
+    fewer=Schedule(1, 0, 1, "step"),
+)
+
+
+@example(algorithms=[WIDENING], sizes=[70, 70], l2=0.0)
 @given(
     algorithms=alike(most=2),
     sizes=st.lists(st.integers(60, 80), min_size=2, max_size=3),

@@ -73,6 +73,9 @@ class RunFolder:
         try:
             if fresh:
                 self._clear()
+            for left in self.path.glob(".*.*.tmp"):  # by a process that was killed while it wrote
+                if re.fullmatch(r"\..+\.\d+\.tmp", left.name) and not left.is_dir():
+                    left.unlink()
             self._claim(json.loads(as_json(config)), json.loads(as_json(usual or {})), data)
             yield
         finally:
