@@ -1,0 +1,181 @@
+"""Terminals, pipes and signals: whatever happens to what the command prints, runs end as they should."""
+
+import io
+import os
+import re
+import signal
+import subprocess
+import threading
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from command_line import COMMAND, FEW, environment, fedkin, is_one_sentence, started
+from fedkin.experiments.progress import Bars, shown
+from fedkin.files import write_atomically
+from fedkin.output import say_error, say_warning
+
+FULL = Path("/dev/full")
+needs_full = pytest.mark.skipif(not FULL.is_char_device(), reason="there is no /dev/full")
+
+
+def finished(folder: Path) -> int:
+    return len(list(folder.rglob("summary.json")))
+
+
+def redirected(redirection: str, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """The command with a redirection of the shell."""
+    command = ["sh", "-c", f'exec "$@" {redirection}', "sh", *COMMAND, *arguments]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False, env=environment())
+
+
+# -- readers that leave, and streams that are closed -------------------------------------------------------------------
+
+
+def test_a_reader_that_leaves_does_not_end_a_run(tmp_path: Path) -> None:
+    """As `fedkin run | head -1`."""
+    process = started("run", *FEW, cwd=tmp_path)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "5 runs\n"
+    process.stdout.close()
+    assert process.wait(timeout=120) == 0
+    assert process.stderr is not None
+    assert process.stderr.read() == ""
+    assert finished(tmp_path) == 5
+
+
+@pytest.mark.parametrize("redirection", [">&-", "2>&-", ">&- 2>&- <&-"])
+def test_closed_streams(redirection: str, tmp_path: Path) -> None:
+    assert redirected(redirection, "run", *FEW, cwd=tmp_path).returncode == 0
+    assert finished(tmp_path) == 5
+    assert redirected(redirection, "run", "--set", "ronds=1", cwd=tmp_path).returncode == 2
+
+
+@needs_full
+def test_streams_without_space(tmp_path: Path) -> None:
+    done = redirected(">/dev/full", "run", *FEW, cwd=tmp_path)
+    assert done.returncode == 2
+    assert is_one_sentence(done.stderr)
+    assert "standard output: the disk is full" in done.stderr
+    assert redirected("2>/dev/full", "run", "--set", "ronds=1", cwd=tmp_path).returncode == 2
+
+
+# -- characters --------------------------------------------------------------------------------------------------------
+
+
+def test_a_terminal_without_unicode(tmp_path: Path) -> None:
+    """Similar characters stand for others, one for one, so that tables stay aligned."""
+    ascii_only = {"PYTHONIOENCODING": "ascii"}
+    done = fedkin("run", *FEW, cwd=tmp_path, **ascii_only)
+    assert done.returncode == 0, done.stderr
+    report = fedkin("report", "results", cwd=tmp_path, **ascii_only)
+    assert report.returncode == 0, report.stderr
+    assert report.stdout.isascii()
+    assert "FedKin b=0.5" in report.stdout
+    assert "\\" not in report.stdout
+    assert len({len(line) for line in report.stdout.splitlines() if line.startswith("|")}) == 1
+    graph = fedkin("graph", *FEW, cwd=tmp_path, **ascii_only)
+    assert graph.returncode == 0, graph.stderr
+    assert "####" in graph.stdout
+    assert "\\" not in graph.stdout
+
+
+def test_brackets_in_paths_are_no_markup(tmp_path: Path) -> None:
+    done = fedkin("run", *FEW, "--out", "o[/red]", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "Results are in o[/red]/demo" in done.stdout
+    report = fedkin("report", "o[/red]", "--out", "[bold]", cwd=tmp_path)
+    assert report.returncode == 0, report.stderr
+    assert "wrote [bold]/report.md" in report.stdout
+
+
+def test_dollars_in_names_are_no_formulas(tmp_path: Path) -> None:
+    done = fedkin("run", *FEW, "--set", "name=$a_$", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for command in (["report"], ["graph", *FEW, "--set", "name=$a_$"]):
+        done = fedkin(*command, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+
+
+def test_errors_stay_on_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    say_error("one\ntwo\x1b[31m\0[red]")
+    assert capsys.readouterr().err == "fedkin: one\\ntwo\\x1b[31m\\x00[red]\n"
+
+
+def test_a_warning_is_one_sentence_and_said_once(tmp_path: Path) -> None:
+    done = fedkin("run", *FEW, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (tmp_path / "results/demo/fedavg/config.json").write_text("[" * 100_000)
+    report = fedkin("report", cwd=tmp_path)
+    assert report.returncode == 0, report.stderr
+    assert is_one_sentence(report.stderr)
+    assert re.match(r"fedkin: warning: left out the run results/demo/fedavg: config\.json is not valid", report.stderr)
+    say_warning.cache_clear()
+
+
+# -- signals -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["run", "--set", "rounds=1000000"], "fedkin: stopped; the same command continues the runs\n"),
+        (["theory", "--set", "rounds=1000000"], "fedkin: stopped\n"),
+    ],
+)
+def test_interrupted(arguments: list[str], sentence: str, tmp_path: Path) -> None:
+    process = started(*arguments, cwd=tmp_path)
+    assert process.stdout is not None
+    while not process.stdout.readline().startswith("building"):
+        assert process.poll() is None, process.communicate()
+    os.kill(process.pid, signal.SIGINT)
+    _, said = process.communicate(timeout=120)
+    assert (process.returncode, said) == (130, sentence)
+
+
+# -- bars --------------------------------------------------------------------------------------------------------------
+
+
+def terminal() -> Console:
+    return Console(file=io.StringIO(), force_terminal=True, width=120, markup=False, highlight=False)
+
+
+def last_frame(console: Console) -> str:
+    assert isinstance(console.file, io.StringIO)
+    return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", console.file.getvalue().rpartition("\r")[2])
+
+
+def test_bars_do_not_keep_what_is_over() -> None:
+    console = terminal()
+    with shown(console) as listener:
+        assert isinstance(listener, Bars)
+        listener.grid(1)
+        listener.doing("building [dim]the graph")
+        listener.progress.refresh()
+        assert "building [dim]the graph" in last_frame(console)
+        listener.begin("run [bold]", 10, 0)
+    assert "building" not in last_frame(console)
+    assert "run [bold]" in last_frame(console)
+
+
+def test_without_runs_no_bar_is_left() -> None:
+    console = terminal()
+    with shown(console) as listener:
+        listener.doing("loading digits")
+    assert "runs" not in last_frame(console)
+
+
+# -- files that are no files -------------------------------------------------------------------------------------------
+
+
+def test_pipes_are_written_to_and_stay(tmp_path: Path) -> None:
+    """As `fedkin bench --json /dev/stdout`."""
+    pipe, found = tmp_path / "pipe", list[bytes]()
+    os.mkfifo(pipe)
+    reader = threading.Thread(target=lambda: found.append(pipe.read_bytes()), daemon=True)
+    reader.start()
+    write_atomically(pipe, b"content")
+    assert pipe.is_fifo()
+    reader.join(timeout=10)
+    assert found == [b"content"]
