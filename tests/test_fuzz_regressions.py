@@ -15,9 +15,9 @@ from fedkin.graph.similarity import SimilarityGraph
 from fedkin.models import Softmax
 from fedkin.reports.runs import collect
 from fuzz import assert_sentence
+from loops import played
 from random_algorithms import Mixture, RandomAlgorithm, Recipe
 from test_experiment import SMALL, rounds
-from test_hooks import played
 
 # -- settings ----------------------------------------------------------------------------------------------------------
 
