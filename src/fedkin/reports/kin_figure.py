@@ -17,8 +17,7 @@ from matplotlib.ticker import MaxNLocator, NullLocator
 
 from fedkin.reports.figures import ACCENT, FIGURE_WIDTH, INK, MUTED, style
 from fedkin.reports.kin_layout import positions
-from fedkin.reports.kin_runs import Gains, KinRun
-from fedkin.reports.labels import plain
+from fedkin.reports.kin_runs import Gains, KinRun, points
 from fedkin.types import Floats, Integers
 
 # With more clients names would cover each other, and with more edges the picture is a grey area.
@@ -37,12 +36,13 @@ class Colours:
     """A colour for each client.
 
     each    (C,) colours
-    legend  words and colours
+    legend  values and their colours
+    title   what the values are
     """
 
     each: list[str]
     legend: dict[str, str]
-    angles: bool = False
+    title: str = ""
 
 
 def colours_of(kin: KinRun) -> Colours:
@@ -50,10 +50,10 @@ def colours_of(kin: KinRun) -> Colours:
     if (kinds := kin.known("kind")) is not None:
         return _by_group(kinds, "kind")
     if (angles := kin.known("angle")) is not None:
-        return Colours([to_hex(_CIRCLE(angle / 360)) for angle in angles], {}, angles=True)
+        return Colours([to_hex(_CIRCLE(angle / 360)) for angle in angles], {}, "angle")
     shares, classes = kin.known("main_share"), kin.known("main_class")
     if shares is not None and classes is not None and np.median(shares) >= MAIN:
-        return _by_group(classes, "mostly class")
+        return _by_group(classes, "main class")
     return Colours([ACCENT] * len(kin.clients), {})
 
 
@@ -64,8 +64,8 @@ def _by_group(groups: Floats, word: str) -> Colours:
         group: _KINDS[place] if len(present) <= len(_KINDS) else to_hex(many(place / (len(present) - 1)))
         for place, group in enumerate(present)
     }
-    legend = {f"{word} {group:g}": colour for group, colour in shade.items()} if 1 < len(present) <= len(_KINDS) else {}
-    return Colours([shade[group] for group in groups.tolist()], legend)
+    legend = {f"{group:g}": colour for group, colour in shade.items()} if 1 < len(present) <= len(_KINDS) else {}
+    return Colours([shade[group] for group in groups.tolist()], legend, word if legend else "")
 
 
 def kin_figure(kin: KinRun) -> Figure:
@@ -77,7 +77,7 @@ def kin_figure(kin: KinRun) -> Figure:
         grid = figure.add_gridspec(max(len(shown), 1), 2 if shown else 1, width_ratios=[1.25, 1] if shown else None)
         graph = figure.add_subplot(grid[:, 0])
         _draw_graph(graph, kin, colours)
-        if colours.angles:
+        if colours.title == "angle":
             scale = ScalarMappable(Normalize(0, 360), _CIRCLE)
             bar = figure.colorbar(scale, ax=graph, location="bottom", aspect=40, pad=0.02, shrink=0.7)
             bar.set_ticks([0, 90, 180, 270, 360], labels=["0°", "90°", "180°", "270°", "360°"])
@@ -87,6 +87,7 @@ def kin_figure(kin: KinRun) -> Figure:
             panel = figure.add_subplot(grid[row, 1], sharey=first)
             first = first or panel
             _draw_gains(panel, gains, kin, colours)
+        _legend(figure, colours, bool(kin.new.any()))
         figure.suptitle(f"{kin.run.experiment}: {kin.run.label}")
     return figure
 
@@ -102,7 +103,7 @@ def drawn_edges(kin: KinRun) -> Integers:
 def _draw_graph(axes: Axes, kin: KinRun, colours: Colours) -> None:
     at, edges, clients = positions(kin.pairs), drawn_edges(kin), len(kin.clients)
     # Fainter where there are more, so that a picture with many edges is as light as one with few.
-    alpha = float(np.clip(20 / max(len(edges), 1) ** 0.6, 0.03, 0.6))
+    alpha = float(np.clip(8 / max(len(edges), 1) ** 0.45, 0.03, 0.6))
     axes.add_collection(LineCollection(list(at[edges]), colors=MUTED, linewidths=0.6, alpha=alpha, zorder=1))
     samples = kin.known("samples")
     relative = np.ones(clients) if samples is None else np.clip(samples / np.median(samples), 0.3, 4)
@@ -125,12 +126,10 @@ def _draw_graph(axes: Axes, kin: KinRun, colours: Colours) -> None:
                 name, place, xytext=offset, textcoords="offset points", ha="center", va="bottom",
                 fontsize=7.5 if clients > 12 else 9, color=INK, zorder=3, path_effects=[HALO],
             )  # fmt: skip
-    axes.set(xlim=(-1.12, 1.12), ylim=(-1.12, 1.12), xticks=[], yticks=[])
-    axes.set_aspect("equal", adjustable="datalim")  # the panel keeps its place for the legend
+    axes.set(xlim=(-1.12, 1.12), ylim=(-1.12, 1.12), aspect="equal", xticks=[], yticks=[])
     axes.grid(visible=False)
     axes.spines[:].set_visible(False)
     _title(axes, "Who is kin", _graph_note(kin, edges))
-    _legend(axes, colours, bool(new.any()))
 
 
 def _graph_note(kin: KinRun, edges: Integers) -> str:
@@ -142,42 +141,48 @@ def _graph_note(kin: KinRun, edges: Integers) -> str:
     return start
 
 
-def _legend(axes: Axes, colours: Colours, with_newcomers: bool) -> None:
+def _legend(figure: Figure, colours: Colours, with_newcomers: bool) -> None:
+    """One line below both panels: the colours are the same in all of them."""
     marks: list[Any] = [
-        Line2D([], [], marker="o", linestyle="", markersize=6, color=colour, label=word)
-        for word, colour in colours.legend.items()
+        Line2D([], [], marker="o", linestyle="", markersize=6, color=colour, label=value)
+        for value, colour in colours.legend.items()
     ]
+    if marks:
+        marks.insert(0, Line2D([], [], linestyle="", label=colours.title))
     if with_newcomers:
         marks.append(Line2D([], [], marker="o", linestyle="", markersize=6, mfc="white", mec=INK, label="newcomer"))
     if marks:
-        rows = -(-len(marks) // 5)
-        columns = -(-len(marks) // rows)
-        axes.legend(
-            handles=marks, loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=columns,
-            handletextpad=0.0, columnspacing=0.8,
-        )  # fmt: skip
+        figure.legend(
+            handles=marks,
+            loc="outside lower left",
+            ncols=len(marks),
+            handlelength=1,
+            handletextpad=0.2,
+            columnspacing=1,
+        )
 
 
 def _draw_gains(axes: Axes, gains: Gains, kin: KinRun, colours: Colours) -> None:
     known = np.flatnonzero(np.isfinite(gains.all))
     order = known[np.argsort(gains.all[known], kind="stable")]
-    points, each = 100 * gains.all[order], np.array(colours.each)[order]
+    height, each = 100 * gains.all[order], np.array(colours.each)[order]
     place = np.arange(1, len(order) + 1)
     if len(order) <= 120:
-        bars = axes.bar(place, points, width=0.8, color=each, linewidth=0)
+        bars = axes.bar(place, height, width=0.8, color=each, linewidth=0)
         for bar, client, colour in zip(bars, order, each, strict=True):
             if kin.new[client]:
                 bar.set(facecolor="white", edgecolor=colour, linewidth=1)
         # A gain of 0 is a bar without height: a dot shows that the client is there.
-        none = points == 0
-        axes.scatter(place[none], points[none], s=8, c=each[none], linewidths=0, zorder=3)
+        none = height == 0
+        axes.scatter(place[none], height[none], s=8, c=each[none], linewidths=0, zorder=3)
     else:
-        axes.scatter(place, points, s=6, c=each, linewidths=0)
+        axes.scatter(place, height, s=6, c=each, linewidths=0)
     axes.axhline(0, color=INK, linewidth=0.8)
     axes.set_xlim(0.3, len(order) + 0.7)
     axes.grid(visible=False, axis="x")
     if len(order) <= MOST_NAMES:
-        axes.set_xticks(place, [kin.names[i] for i in order], rotation=90 if len(order) > 8 else 0, fontsize=7.5)
+        size = min(7.5, 225 / len(order))
+        axes.set_xticks(place, [kin.names[i] for i in order], rotation=90 if len(order) > 8 else 0, fontsize=size)
         axes.tick_params(axis="x", length=0)
     else:
         axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
@@ -189,14 +194,16 @@ def _draw_gains(axes: Axes, gains: Gains, kin: KinRun, colours: Colours) -> None
 
 
 def _gains_note(trained: Gains, new: Gains) -> str:
-    better, worse = 100 * trained.share_better, 100 * trained.share_worse
-    note = f"mean {100 * trained.each.mean():+.1f}; {better:.0f} % gain, {worse:.0f} % lose"
-    return f"{note}; newcomers {100 * new.each.mean():+.1f}" if len(new.each) else note
+    mean, better, worse = points(trained.each.mean()), 100 * trained.share_better, 100 * trained.share_worse
+    if len(new.each):  # there is no room for more
+        return f"mean {mean}, newcomers {points(new.each.mean())}; {better:.0f} % gain"
+    return f"mean {mean}; {better:.0f} % gain, {worse:.0f} % lose"
 
 
 def _title(axes: Axes, title: str, note: str) -> None:
     axes.set_title(title, loc="left", pad=20)
-    axes.annotate(
-        plain(note), xy=(0, 1), xycoords="axes fraction", xytext=(0, 6), textcoords="offset points",
+    words = axes.annotate(
+        note, xy=(0, 1), xycoords="axes fraction", xytext=(0, 6), textcoords="offset points",
         fontsize=8.5, color=MUTED,
     )  # fmt: skip
+    words.set_in_layout(False)  # a long note must not make the panel narrow

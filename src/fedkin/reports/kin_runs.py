@@ -147,6 +147,11 @@ class KinRun:
         return [(0, "neighbours in the graph" if source == "graph" else f"{count} nearest by {source}")]
 
 
+def points(gain: float) -> str:
+    """A gain in percentage points, with its sign: `+3.2`, `−0.4`."""
+    return f"{100 * gain:+.1f}".replace("-", "−")
+
+
 def _choice(record: Record) -> str:
     start = "the global model" if record["start"] == "global" else str(record["start"])
     return f"{start}, then own model" if record.get("uses") == "own" else start

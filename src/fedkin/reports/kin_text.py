@@ -10,7 +10,7 @@ from rich.text import Text
 
 from fedkin.reports.figures import save
 from fedkin.reports.kin_figure import drawn_edges, kin_figure
-from fedkin.reports.kin_runs import Gains, KinRun, kin_runs
+from fedkin.reports.kin_runs import Gains, KinRun, kin_runs, points
 
 
 def kin_views(folder: Path | str, name: str | None = None, out: Path | str | None = None) -> Iterator[RenderableType]:
@@ -79,7 +79,7 @@ def _cells(title: str, gains: Gains) -> tuple[str, ...]:
     before, after = gains.worst_tenth(gains.others), gains.worst_tenth(gains.own)
     return (
         title,
-        f"{100 * gains.each.mean():+.1f} points",
+        f"{points(gains.each.mean())} points",
         f"{100 * gains.share_better:.0f} %",
         f"{100 * gains.share_worse:.0f} %",
         f"{100 * before:.1f} % → {100 * after:.1f} %",
