@@ -120,6 +120,25 @@ def report(
 
 
 @app.command()
+def kin(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a run or of an experiment.")],
+    name: Annotated[
+        str | None, typer.Option("--run", metavar="NAME", help="Only this run; none: all runs with kin.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="Where to put the pictures; none: the run's folder.")
+    ] = None,
+) -> None:
+    """Show who is kin in a run, and what each client gains from it."""
+    from fedkin.reports.kin_text import kin_views
+
+    if out is not None:
+        writable_folder(out)
+    for view in kin_views(folder, name, out):
+        console().print(view, soft_wrap=True)
+
+
+@app.command()
 def bench(
     what: Annotated[
         list[str] | None,

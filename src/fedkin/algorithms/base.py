@@ -18,6 +18,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
+from scipy.sparse import csr_array
 from torch import Tensor
 
 from fedkin.algorithms.local import Local
@@ -204,11 +205,33 @@ class Algorithm:
         """What the server has decided, as words and numbers for the record of the round; of a single lane."""
         return {}
 
+    def kin_weights(self, server: ServerState, round: Round) -> csr_array | None:
+        """Weights with which all clients' models enter the start of each client, (m, C), or None; of a single lane."""
+        return None
+
     @property
     def is_personal(self) -> bool:
         """Whether clients use personal models."""
         kind = type(self)
         return kind.own is not Algorithm.own or kind.adaptation is not Algorithm.adaptation
+
+    # -- newcomers -----------------------------------------------------------------------------------------------------
+
+    def invite(self, server: ServerState, round: Round) -> Tensors | None:
+        """Tensors (…, m, q) for newcomers that work once so that the server can compare them with its clients.
+
+        round  the first round, with the newcomers
+
+        None: what the server knows of them is enough.
+        """
+        return None
+
+    def welcome(self, server: ServerState, replies: Tensors, round: Round) -> ServerState:
+        """The server state from which `send` serves newcomers, given their replies to `invite`.
+
+        It is not used for training, and not for other clients.
+        """
+        return server
 
 
 class NoSamples:

@@ -9,11 +9,20 @@ their kin. With κ = 1 a client starts its rounds at the average of its kin, and
 
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
+from scipy.sparse import csr_array
 from torch import Tensor
 
 from fedkin.algorithms.base import Algorithm, Gradient, Hyper, ServerState, Vector, Vectors, check_range
-from fedkin.algorithms.kinship import KIN_SOURCES, kin_average, learn_directions, no_directions
+from fedkin.algorithms.kinship import (
+    KIN_SOURCES,
+    kin_average,
+    kin_weights,
+    learn_directions,
+    no_directions,
+    place_newcomers,
+)
 from fedkin.algorithms.local import Local
 from fedkin.algorithms.rounds import Round
 from fedkin.algorithms.rows import ClientRows
@@ -90,6 +99,17 @@ class FedKin(Algorithm):
             "models": kept.updated(round.who, replies["model"]),
         }
         return {**new, **learn_directions(server, replies, round)} if self.kin == "updates" else new
+
+    def kin_weights(self, server: ServerState, round: Round) -> csr_array | None:
+        if not self.is_personal or (self.kin == "graph" and not round.graph.has_edges):
+            return None
+        return csr_array(kin_weights(server, round, self.kin, self.neighbours, np.arange(round.clients))[0])
+
+    def invite(self, server: ServerState, round: Round) -> Tensors | None:
+        return self.send(self.start(server["first"], round), round) if self.kin == "updates" else None
+
+    def welcome(self, server: ServerState, replies: Tensors, round: Round) -> ServerState:
+        return place_newcomers(server, replies, round)
 
 
 def _is(knob: Hyper, value: float) -> bool:

@@ -3,11 +3,20 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
 import torch
+from scipy.sparse import csr_array
 from torch import Tensor
 
 from fedkin.algorithms.base import Algorithm, Losses, ServerState
-from fedkin.algorithms.kinship import MOST_KIN, kin_average, learn_directions, no_directions
+from fedkin.algorithms.kinship import (
+    MOST_KIN,
+    kin_average,
+    kin_weights,
+    learn_directions,
+    no_directions,
+    place_newcomers,
+)
 from fedkin.algorithms.rounds import Round
 from fedkin.algorithms.rows import ClientRows
 from fedkin.types import Record, Tensors
@@ -98,6 +107,21 @@ class Kin(Algorithm):
 
     def own(self, got: Tensors, memory: Tensors) -> Tensor:
         return torch.where(got["tuned"] > 0, memory["own"], got["model"])
+
+    def kin_weights(self, server: ServerState, round: Round) -> csr_array | None:
+        source, neighbours = candidates(round)[int(server["choice"].argmax())]
+        if source == "global":
+            return None
+        return csr_array(kin_weights(server, round, source, neighbours, np.arange(round.clients))[0])
+
+    def invite(self, server: ServerState, round: Round) -> Tensors | None:
+        by_updates = torch.tensor([source == "updates" for source, _ in candidates(round)])
+        if not bool((server["choice"][..., by_updates] > 0).any()):
+            return None
+        return self.send(self.start(server["first"], round), round)
+
+    def welcome(self, server: ServerState, replies: Tensors, round: Round) -> ServerState:
+        return place_newcomers(server, replies, round)
 
     def notes(self, server: ServerState, round: Round) -> Record:
         source, neighbours = candidates(round)[int(server["choice"].argmax())]

@@ -24,7 +24,7 @@ SKETCH, SKETCHES = 1024, 1 << 26
 def kin_average(server: ServerState, round: Round, source: str, neighbours: int) -> Tensor:
     """uᵢ = Σₙ P_in wₙ of the last models that the server keeps, (…, m, P); of w̄ where clients have no model."""
     models: ClientRows = server["models"]
-    rows = _rows(server, round, source, neighbours)
+    rows = kin_weights(server, round, source, neighbours, models.owners)
     u = (
         torch.stack([mixed(own, lane) for own, lane in zip(rows, models.values, strict=True)])
         if (models.default.dim() == 3 and len(rows) > 1)
@@ -38,17 +38,18 @@ def kin_average(server: ServerState, round: Round, source: str, neighbours: int)
     return u
 
 
-def _rows(server: ServerState, round: Round, source: str, neighbours: int) -> list[Floats | csr_array]:
-    """Weights of clients that have a model, for the clients of the round, (m, n); of each lane, or one for all."""
-    owners = server["models"].owners
+def kin_weights(
+    server: ServerState, round: Round, source: str, neighbours: int, among: Integers
+) -> list[Floats | csr_array]:
+    """P: weights of the clients `among` (n,) for the clients of the round, (m, n); of each lane, or one for all."""
     if source == "graph":
-        return [round.graph.mixing_rows(round.who, owners)]
+        return [round.graph.mixing_rows(round.who, among)]
     shares = np.ones(round.clients) if round.shares is None else round.shares
     if source == "data":
-        return [_kin(strongest(round.graph, MOST_KIN), neighbours, shares)[round.who][:, owners]]
+        return [_kin(strongest(round.graph, MOST_KIN), neighbours, shares)[round.who][:, among]]
     near: ClientRows = server["nearest"]
     everyone = near.at(np.arange(round.clients)).reshape(-1, round.clients, MOST_KIN)
-    return [_kin(lane.numpy(), neighbours, shares)[round.who][:, owners] for lane in everyone]
+    return [_kin(lane.numpy(), neighbours, shares)[round.who][:, among] for lane in everyone]
 
 
 def _kin(near: Integers, neighbours: int, shares: Floats) -> csr_array:
@@ -58,21 +59,30 @@ def _kin(near: Integers, neighbours: int, shares: Floats) -> csr_array:
 
 @lru_cache(maxsize=32)
 def _cached_kin(near: bytes, count: int, neighbours: int, shares: bytes) -> csr_array:
-    rows = np.frombuffer(near, dtype=np.int64).reshape(-1, count)
-    return kin_rows(rows[:, :neighbours], np.frombuffer(shares))
+    rows, weights = np.frombuffer(near, dtype=np.int64).reshape(-1, count), np.frombuffer(shares)
+    if (weights == 0).any():  # newcomers are nobody's kin: the next nearest take their places
+        rows = np.where(weights[rows] > 0, rows, -1)
+        rows = np.take_along_axis(rows, np.argsort(rows < 0, axis=1, kind="stable"), axis=1)
+    return kin_rows(rows[:, :neighbours], weights)
 
 
 # -- directions of updates ---------------------------------------------------------------------------------------------
 
 
 def no_directions(model: Tensor, clients: int) -> ServerState:
-    """The server's state before the first update: no directions, nobody is kin."""
+    """The server's state before the first update: no directions, nobody is kin.
+
+    first  w̄₀, the first global model
+    mean   the mean of the updates of the first round
+    """
     width = min(model.shape[-1], SKETCH, max(16, SKETCHES // clients))
     lanes = model.shape[:-2]
     return {
         "directions": ClientRows(model.new_zeros(*lanes, 1, width)),
         "nearest": ClientRows(torch.full((*lanes, 1, MOST_KIN), -1, dtype=torch.int64)),
         "renewed": torch.zeros((*lanes, 1, 1), dtype=torch.int64),
+        "first": model,
+        "mean": torch.zeros_like(model),
     }
 
 
@@ -82,12 +92,17 @@ def learn_directions(server: ServerState, replies: Tensors, round: Round) -> Ser
     A direction is that of wᵢ − w̄, less the mean of all updates of the round, which says nothing about the client.
     Neighbours of new clients are searched among all; those of all others anew when a quarter more are known.
     """
-    directions, near, renewed = server["directions"], server["nearest"], server["renewed"]
+    known = {name: server[name] for name in ("directions", "nearest", "renewed", "first", "mean")}
+    directions, near, renewed = known["directions"], known["nearest"], known["renewed"]
     new = np.flatnonzero(~np.isin(round.who, directions.owners))
     if not len(new):
-        return {"directions": directions, "nearest": near, "renewed": renewed}
+        return known
     updates = replies["model"] - server["model"]
-    updates = updates - round.average(updates)
+    mean = round.average(updates)
+    if not len(directions):
+        known["mean"] = mean
+    # A client that is first sampled later starts at a later model: its update is compared with those of its round.
+    updates = updates - mean
     unit = torch.nn.functional.normalize(updates[..., new, :], dim=-1)
     directions = directions.updated(round.who[new], sketched(unit, directions.default.shape[-1], round.seed))
     owners = directions.owners
@@ -97,10 +112,27 @@ def learn_directions(server: ServerState, replies: Tensors, round: Round) -> Ser
     found = torch.stack([torch.from_numpy(_nearest_among(lane, owners, about)) for lane in lanes])
     near = near.updated(about, found.view(*near.default.shape[:-2], len(about), MOST_KIN))
     return {
+        **known,
         "directions": directions,
         "nearest": near,
         "renewed": torch.full_like(renewed, len(owners)) if grown else renewed,
     }
+
+
+def place_newcomers(server: ServerState, replies: Tensors, round: Round) -> ServerState:
+    """The state in which newcomers have nearest clients, found from the update each made of the first model.
+
+    Its direction is that of wᵢ − w̄₀, less the mean of the first round's updates: what it would have been in that round.
+    """
+    directions: ClientRows = server["directions"]
+    owners, near = directions.owners, server["nearest"]
+    updates = replies["model"] - server["first"] - server["mean"]
+    unit = torch.nn.functional.normalize(updates, dim=-1)
+    alike = sketched(unit, directions.default.shape[-1], round.seed) @ directions.values.mT
+    k = min(MOST_KIN, len(owners))
+    found = near.default.expand(*near.default.shape[:-2], len(round), -1).clone()
+    found[..., :k] = torch.from_numpy(owners)[torch.topk(alike, k, dim=-1).indices.cpu()]
+    return {**server, "nearest": near.updated(round.who, found)}
 
 
 def _nearest_among(directions: Tensor, owners: Integers, about: Integers) -> Integers:

@@ -31,7 +31,7 @@ class Round:
     clients    C, total number of clients
     take_part  M, number of clients to sample (None: all)
     seed       seed of the run
-    shares     weights of all clients, (C,), not normalised (None: equal)
+    shares     weights of all clients, (C,), not normalised (None: equal); 0 for newcomers, which are nobody's kin
     """
 
     number: int

@@ -4,7 +4,9 @@ from collections.abc import Iterator
 
 import numpy as np
 import torch
+from scipy.sparse import csr_array, vstack
 
+from fedkin.algorithms import Round, ServerState
 from fedkin.data.federation import Clients
 from fedkin.engine.metrics import Scores, score
 from fedkin.engine.simulation import Simulation, State
@@ -20,35 +22,51 @@ def own_models(simulation: Simulation, state: State) -> list[Record]:
     own_test_*, own_worst_decile  of personal models on their clients' own testing samples
     validation_*                  on the validation samples, if there are any; of the global model if there are no
                                   personal ones
+    newcomer_test_accuracy        of newcomers' personal models on their own testing samples
+    newcomer_global_accuracy      of the global model on these samples
 
-    Empty if there is nothing to measure: testing samples belong to training clients only in a paired federation.
+    The first two are of all clients but newcomers. Empty if there is nothing to measure: testing samples belong to
+    training clients only in a paired federation.
     """
     federation, lanes = simulation.federation, state.model.reshape(-1, state.model.shape[-1])
+    trained, newcomers = simulation.trained_clients, np.array(federation.newcomers, dtype=np.int64)
     personal = simulation.algorithm.at(state.round).is_personal
     if personal and not federation.paired:
         return []
     parts = {"own_test": federation.test} if personal else {}
     if federation.validation is not None and (federation.validation.sizes > 0).all():
         parts["validation"] = federation.validation
-    if not parts:
-        return []
     if personal:
         found = own_scores(simulation, state, parts)
     else:
         found = {name: score(simulation.model, lanes, clients) for name, clients in parts.items()}
     records: list[Record] = [{} for _ in lanes]
     for name, scores in found.items():
-        for record, one in zip(records, scores, strict=True):
+        for record, each in zip(records, scores, strict=True):
+            one = _of_clients(each, trained)
             record |= {f"{name}_loss": one.loss, f"{name}_accuracy": one.accuracy}
             if name == "own_test":
                 record["own_worst_decile"] = one.worst_decile
-    return records
+                if len(newcomers):
+                    record["newcomer_test_accuracy"] = _of_clients(each, newcomers).accuracy
+    if len(newcomers) and federation.paired:
+        for record, one in zip(
+            records, score(simulation.model, lanes, federation.test.reordered(newcomers.tolist())), strict=True
+        ):
+            record["newcomer_global_accuracy"] = one.accuracy
+    return records if any(records) else []
+
+
+def _of_clients(scores: Scores, who: Integers) -> Scores:
+    return Scores(scores.losses[who], scores.accuracies[who], scores.sizes[who])
 
 
 def own_scores(simulation: Simulation, state: State, parts: dict[str, Clients]) -> dict[str, list[Scores]]:
     """Loss and accuracy of every client's model on its own samples, for each part and lane."""
     found: dict[str, list[tuple[torch.Tensor, torch.Tensor]]] = {name: [] for name in parts}
+    seen: list[int] = []
     for who, models in models_of(simulation, state):
+        seen += who.tolist()
         for place, client in enumerate(who.tolist()):
             for name, clients in parts.items():
                 rows = clients.rows(client)
@@ -56,9 +74,9 @@ def own_scores(simulation: Simulation, state: State, parts: dict[str, Clients]) 
                 y = clients.y[rows].expand(len(models), -1)
                 loss = torch.nn.functional.cross_entropy(z, y, reduction="none").double().mean(-1)
                 found[name].append((loss, (z.argmax(dim=-2) == y).double().mean(-1)))
-    scores = {}
+    scores, order = {}, np.argsort(seen)
     for name, pieces in found.items():
-        losses, accuracies = (torch.stack(part, dim=-1).cpu().numpy() for part in zip(*pieces, strict=True))
+        losses, accuracies = (torch.stack(part, dim=-1).cpu().numpy()[:, order] for part in zip(*pieces, strict=True))
         scores[name] = [Scores(*both, parts[name].sizes) for both in zip(losses, accuracies, strict=True)]
     return scores
 
@@ -73,11 +91,15 @@ def client_table(simulation: Simulation, state: State) -> list[Record]:
     if simulation.algorithm.at(state.round).is_personal:
         (own,) = own_scores(simulation, state, {"test": federation.test})["test"]
     names = federation.train.names or tuple(str(i) for i in range(len(federation.train)))
+    classes = federation.train.class_counts(federation.classes)
     return [
         {
             "client": name,
             "samples": int(federation.train.sizes[i]),
+            "main_class": int(classes[i].argmax()),
+            "main_share": float(classes[i].max() / classes[i].sum()),
             **({"kind": federation.kinds[i]} if federation.kinds is not None else {}),
+            **({"angle": federation.angles[i]} if federation.angles is not None else {}),
             **({"newcomer": True} if i in federation.newcomers else {}),
             "global_accuracy": float(everyone.accuracies[i]),
             "own_accuracy": float(own.accuracies[i]),
@@ -86,16 +108,57 @@ def client_table(simulation: Simulation, state: State) -> list[Record]:
     ]
 
 
+def kin_graph(simulation: Simulation, state: State) -> csr_array | None:
+    """The weights of all clients' models in the start of each client, (C, C), newcomers included; None without kin."""
+    algorithm = simulation.algorithm.at(state.round)
+    rows: list[csr_array] = []
+    seen: list[int] = []
+    for round, server, _ in _blocks(simulation, state):
+        found = algorithm.kin_weights(server, round)
+        if found is None:
+            return None
+        rows.append(found)
+        seen += round.who.tolist()
+    return csr_array(vstack(rows, format="csr")[np.argsort(seen)])
+
+
 def models_of(simulation: Simulation, state: State) -> Iterator[tuple[Integers, torch.Tensor]]:
-    """Personal models in blocks of clients: client indices (m,) and models (L, m, P)."""
-    algorithm, clients = simulation.algorithm.at(state.round), len(simulation.federation.train)
-    for first in range(0, clients, CLIENTS):
-        who = np.arange(first, min(first + CLIENTS, clients))
-        round = simulation.available(state.round).of(who, simulation.weights[who])
-        memory = {name: rows.at(who) for name, rows in state.memory.items()}
-        models = algorithm.own(algorithm.send(state.server, round), memory)
+    """Personal models in blocks of clients: client indices (m,) and models (L, m, P). Newcomers come last.
+
+    A newcomer has kept nothing from earlier rounds. If the algorithm needs that, the newcomer works one round first.
+    """
+    algorithm = simulation.algorithm.at(state.round)
+    for round, server, new in _blocks(simulation, state):
+        memory = {name: rows.at(round.who) for name, rows in state.memory.items()}
+        got = algorithm.send(server, round)
+        if new and memory:
+            _, kept, _ = simulation.work(algorithm, algorithm.work(simulation.local), round, got, memory)
+            memory |= kept
+        models = algorithm.own(got, memory)
         if (adaptation := algorithm.adaptation(simulation.local)) is not None:
             other, local = adaptation
             replies, _, _ = simulation.work(other, local, round, {"model": models}, {})
             models = replies["model"]
-        yield who, models if models.dim() == 3 else models[None]
+        yield round.who, models if models.dim() == 3 else models[None]
+
+
+def _blocks(simulation: Simulation, state: State) -> Iterator[tuple[Round, ServerState, bool]]:
+    """All clients in blocks: the round, the server state that serves them, and whether they are newcomers."""
+    newcomers = np.array(simulation.federation.newcomers, dtype=np.int64)
+    for clients, new in ((simulation.trained_clients, False), (newcomers, True)):
+        for first in range(0, len(clients), CLIENTS):
+            who = clients[first : first + CLIENTS]
+            server = _welcomed(simulation, state, who) if new else state.server
+            yield simulation.available(state.round).of(who, simulation.weights[who]), server, new
+
+
+def _welcomed(simulation: Simulation, state: State, newcomers: Integers) -> ServerState:
+    """The server state after newcomers were compared with the clients, for which they may do a first round's work."""
+    algorithm = simulation.algorithm.at(0)
+    round = simulation.available(0).of(newcomers, simulation.weights[newcomers])
+    got = algorithm.invite(state.server, round)
+    if got is None:
+        return state.server
+    memory = {name: rows.at(newcomers) for name, rows in state.memory.items()}
+    replies, _, _ = simulation.work(algorithm, algorithm.work(simulation.local), round, got, memory)
+    return algorithm.welcome(state.server, replies, round)

@@ -124,7 +124,8 @@ class Simulation:
     def available(self, number: int) -> Round:
         """A round before sampling, with all clients."""
         everyone, p = np.arange(len(self.federation.train)), self.weights / self.weights.sum()
-        return Round(number, everyone, p, self.graph, len(everyone), self.take_part, self.seed, self.weights)
+        shares = np.where(np.isin(everyone, self.federation.newcomers), 0.0, self.weights)
+        return Round(number, everyone, p, self.graph, len(everyone), self.take_part, self.seed, shares)
 
     def sampled(self, algorithm: Algorithm, state: State) -> Round:
         """The round with the sampled clients. Newcomers are never among them."""

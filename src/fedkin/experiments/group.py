@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fedkin.engine import lanes
-from fedkin.engine.own import client_table
+from fedkin.engine.own import client_table, kin_graph
 from fedkin.engine.simulation import Simulation, State
 from fedkin.experiments import records
 from fedkin.experiments.grid import Plan
@@ -46,10 +46,11 @@ class Lane:
         """Whether the run has a result, so that nothing is written any more."""
         return self.ended is not None
 
-    def end(self, state: State, clients: list[Record]) -> None:
-        """Write the result: what the clients' models achieve, the summary, the global model."""
+    def end(self, state: State, *, diverged: bool) -> None:
+        """Write the result: what the clients' models achieve, who is kin, the summary, the global model."""
         summary = describe(self.plan, self.done, state.spaces)
-        self.folder.finish(summary, state.model, clients)
+        about = () if diverged else (client_table(self.simulation, state), kin_graph(self.simulation, state))
+        self.folder.finish(summary, state.model, *about)
         self.ended = Result(self.plan.name, self.settings, self.done, summary, state.model, self.folder.path)
 
     def sound_rounds(self, rounds: int) -> set[int]:
@@ -113,7 +114,7 @@ def run_group(group: Sequence[Lane], listener: Listener) -> None:
         saved = time.monotonic()
         for lane, part, left in zip(going, parts, diverged, strict=True):
             if (over or left) and not lane.is_kept:
-                lane.end(part, [] if left else client_table(lane.simulation, part))
+                lane.end(part, diverged=left)
                 assert lane.ended is not None
                 listener.end(lane.plan.name, lane.ended.summary, False)
         stay = [not (over or left) for left in diverged]

@@ -6,6 +6,7 @@
     summary.json     the result, written at the end
     checkpoint-*.safetensors   the newest two states; removed when all runs of the group have ended
     clients.jsonl    one object per client: the accuracy of the global model and of its own on its testing samples
+    kin.safetensors            the kin of each client and their weights after the last round, if the algorithm has kin
     model.safetensors          the final global model
 
 All files but `rounds.jsonl` are written atomically. Of `rounds.jsonl`, only lines with valid seals up to an intact
@@ -24,6 +25,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import torch
+from scipy.sparse import csr_array
 from torch import Tensor
 
 from fedkin.algorithms import ClientRows
@@ -242,11 +244,17 @@ class RunFolder:
         saved = read_tensors(self.path / "model.safetensors")
         return saved[0].get("model") if saved and saved[1].get("origin", self._origin) == self._origin else None
 
-    def finish(self, summary: Record, model: Tensor, clients: Sequence[Record] = ()) -> None:
-        """Write the result and the final model."""
+    def finish(
+        self, summary: Record, model: Tensor, clients: Sequence[Record] = (), kin: csr_array | None = None
+    ) -> None:
+        """Write the result, the final model, and what is known of the clients."""
         if clients:
             text = "".join(as_json(client) + "\n" for client in clients)
             write_atomically(self.path / "clients.jsonl", text.encode())
+        if kin is not None:
+            rows = {"offsets": kin.indptr, "clients": kin.indices, "weights": kin.data}
+            tensors = {name: torch.from_numpy(values) for name, values in rows.items()}
+            write_tensors(self.path / "kin.safetensors", tensors, {"origin": self._origin})
         write_tensors(self.path / "model.safetensors", {"model": model}, {"origin": self._origin})
         write_atomically(self.path / "summary.json", as_json(sealed_record(summary, self._seal), indent=2).encode())
 
@@ -323,7 +331,11 @@ def summarise(records: list[Record], threshold: float, spaces: Mapping[str, int]
         "best_test_accuracy": max(known, default=math.nan),
         "final_test_loss": records[-1]["test_loss"],
         "worst_decile": records[-1].get("worst_decile"),
-        **{f"final_{key}": value for key, value in records[-1].items() if key.startswith(("own_", "validation_"))},
+        **{
+            f"final_{key}": value
+            for key, value in records[-1].items()
+            if key.startswith(("own_", "validation_", "newcomer_"))
+        },
         "seconds": round(sum(r["seconds"] for r in records), 3),
         **({"spaces": dict(spaces)} if spaces else {}),
     }

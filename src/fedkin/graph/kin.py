@@ -35,7 +35,8 @@ def kin_rows(near: Integers, weights: Floats) -> csr_array:
     near     (n, k)  the nearest of each client, −1 for none
     weights  (n,)    of the clients
 
-    The kin of i are i itself, its k nearest, and the clients that have i among their k nearest. P_in ∝ weightₙ.
+    The kin of i are i itself, its k nearest, and the clients that have i among their k nearest. P_in ∝ weightₙ; the row
+    of a client whose kin have no weight is 0.
     """
     clients, count = near.shape
     i, n = np.repeat(np.arange(clients), count), near.reshape(-1)
@@ -43,5 +44,6 @@ def kin_rows(near: Integers, weights: Floats) -> csr_array:
     wanted = csr_array((np.ones(known.sum()), (i[known], n[known])), shape=(clients, clients))
     kin = ((wanted + wanted.T + eye_array(clients)) > 0).astype(np.float64)
     rows = csr_array(kin.multiply(weights))
+    rows.eliminate_zeros()
     rows.data /= np.repeat(np.asarray(rows.sum(axis=1)).reshape(-1), np.diff(rows.indptr))
     return rows

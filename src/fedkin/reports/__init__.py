@@ -11,5 +11,9 @@ tables.py      tables for terminal, Markdown and spreadsheet
 figures.py     the style of figures, how they are saved, and the figure of a federation
 histograms.py  bins of histograms, and histograms as text
 overview.py    a federation before training, for `fedkin graph`
+kin_runs.py    runs with kin: who is kin, what was chosen, what each client gains
+kin_layout.py  where the clients of a graph are drawn
+kin_figure.py  the graph of kin and the gains as a picture
+kin_text.py    the same as text, for `fedkin kin`
 pages.py       pages with sections that a command can replace
 """
