@@ -125,11 +125,11 @@ def test_code_compiled_from_other_sources_is_not_used(
     """Numba itself would not notice: the code of `vectors` is part of functions in `kernels`."""
     package, copies = Path(compilation.__file__).parent, tmp_path / "package"
     copies.mkdir()
-    for name in compilation.SOURCES:
+    for name in compilation.COMPILED_SOURCES:
         shutil.copy(package / name, copies)
     monkeypatch.setattr("importlib.resources.files", lambda _: copies)
     try:
-        for name in compilation.SOURCES:
+        for name in compilation.COMPILED_SOURCES:
             compilation.sources_digest.cache_clear()
             tiny()
             (copies / name).write_bytes((copies / name).read_bytes() + b"\n# changed")
@@ -146,7 +146,7 @@ def test_sources_are_all_modules_that_are_compiled() -> None:
     for name in ("kernels.py", "inner_loops.py", "vectors.py"):
         for line in (folder / name).read_text().splitlines():
             if line.startswith("from fedkin.engine.spaces."):
-                assert f"{line.split()[1].rpartition('.')[2]}.py" in compilation.SOURCES
+                assert f"{line.split()[1].rpartition('.')[2]}.py" in compilation.COMPILED_SOURCES
 
 
 def full(*_: Any) -> None:

@@ -29,7 +29,7 @@ if config.DISABLE_JIT:  # type: ignore[attr-defined] # it is set at run time
     raise ImportError("compiled steps are switched off by NUMBA_DISABLE_JIT")
 
 OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
-SOURCES = ("kernels.py", "inner_loops.py", "vectors.py", "compilation.py")
+COMPILED_SOURCES = ("kernels.py", "inner_loops.py", "vectors.py", "compilation.py")
 
 
 def compiled(signature: str) -> Callable[[Any], Any]:
@@ -111,6 +111,6 @@ def code_digest(path: Path) -> str:
 def sources_digest() -> bytes:
     """A digest of everything that is compiled."""
     found = blake2b()
-    for name in SOURCES:
+    for name in COMPILED_SOURCES:
         found.update((resources.files(__package__) / name).read_bytes())
     return found.digest()
