@@ -35,11 +35,11 @@ def test_graph(tmp_path: Path) -> None:
     assert "misalignment" not in uniform.stdout
 
 
-@pytest.mark.parametrize("settings", [["graph.kind=global"], ["neighbours=2"], ["neighbours=2", "temperature=0.5"]])
+@pytest.mark.parametrize("settings", [["graph.kind=global"], ["graph.neighbours=2"], ["graph.neighbours=2", "temperature=0.5"]])
 def test_graphs_that_are_sparse(settings: list[str], tmp_path: Path) -> None:
     done = fedkin("graph", *FEW, *(word for one in settings for word in ("--set", one)), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert ("misalignment of pairs" in done.stdout) == (settings == ["neighbours=2"])
+    assert ("misalignment of pairs" in done.stdout) == (settings == ["graph.neighbours=2"])
     assert (tmp_path / "results" / "demo" / "federation.png").exists()
 
 

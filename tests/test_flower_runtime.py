@@ -47,7 +47,8 @@ def test_unregistered_nodes_and_plain_text_are_refused(tmp_path: Path) -> None:
 def simulated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loopback]:
     """Twenty nodes in Flower's simulation runtime, which can import the modules of the tests."""
     federation = Loopback(tmp_path_factory.mktemp("twenty"), nodes=CLIENTS, simulation=True)
-    paths = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+    tests = Path(__file__).parent
+    paths = [str(tests), str(tests.parent / "examples" / "own_algorithm"), os.environ.get("PYTHONPATH", "")]
     federation.environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     with federation as deployment:
         yield deployment
