@@ -13,10 +13,11 @@ from scipy.sparse.linalg import ArpackError, eigsh
 
 from fedkin.types import Floats, Integers
 
-# Relative to the attraction of a client's edges together.
-REPULSION, GRAVITY = 1.0, 0.25
+# The force to the centre, relative to the attraction of a client's edges together. With a weaker one the distances
+# between components leave no room for their shapes; a stronger one folds a ring.
+GRAVITY = 0.25
 # With fewer clients a dense eigenproblem is faster than an iterative one.
-_DENSE = 300
+_DENSE = 500
 # Repulsion is computed from so many others; with more clients they are a sample, which changes from step to step.
 SAMPLED = 800
 
@@ -67,7 +68,7 @@ def _spectral(links: csr_array) -> Floats:
             _, vectors = eigh(normal.toarray(), subset_by_index=[clients - 3, clients - 1])
         else:
             _, vectors = eigsh(
-                normal, k=3, which="LA", v0=np.cos(np.arange(clients)), tol=1e-4, rng=np.random.default_rng(0)
+                normal, k=3, which="LA", v0=np.cos(np.arange(clients)), tol=1e-6, rng=np.random.default_rng(0)
             )
     except ArpackError:
         return sunflower(clients)
@@ -83,7 +84,7 @@ def _moved(links: csr_array, x: Floats) -> Floats:
     rng, strength = np.random.default_rng(0), np.asarray(links.sum(axis=1)).reshape(-1, 1)
     for reach in np.geomspace(0.3, 0.003, steps):
         others = np.arange(clients) if clients <= SAMPLED else rng.choice(clients, SAMPLED, replace=False)
-        force = links @ x - strength * x - GRAVITY * x + REPULSION * _repulsion(x, others)
+        force = links @ x - strength * x - GRAVITY * x + _repulsion(x, others)
         length = np.linalg.norm(force, axis=1, keepdims=True)
         x = x + force * np.minimum(0.2, reach / np.maximum(length, 1e-12))
     return x
