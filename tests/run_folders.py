@@ -27,9 +27,16 @@ def write_run(
     threshold: float = 0.8,
     summary: bool = True,
     extra: dict[str, Any] | None = None,
+    summed: dict[str, Any] | None = None,
+    clients: dict[str, float] | None = None,
     **sections: dict[str, Any],
 ) -> Path:
-    """Write a run folder; its test accuracy reaches 80 % in the round `reached`."""
+    """Write a run folder; its test accuracy reaches 80 % in the round `reached`.
+
+    extra    further entries of every round
+    summed   further entries of the summary
+    clients  accuracy of each client's own model
+    """
     folder = root / experiment / name
     folder.mkdir(parents=True)
     config: dict[str, Any] = {
@@ -76,8 +83,12 @@ def write_run(
             "threshold": threshold,
             "seconds": seconds,
             "rounds": rounds,
+            **(summed or {}),
         }
         if diverged_at is not None:
             content["diverged_at"] = diverged_at
         (folder / "summary.json").write_text(json.dumps(content))
+    if clients is not None:
+        lines = [json.dumps({"client": name, "own_accuracy": accuracy}) for name, accuracy in clients.items()]
+        (folder / "clients.jsonl").write_text("\n".join(lines) + "\n")
     return folder

@@ -8,20 +8,34 @@ import pytest
 
 from command_line import FEW, Refusal, fedkin
 
+STEPS = ["--set", "step_size=[0.1, 0.3]"]
+
 
 def test_run_and_report(tmp_path: Path) -> None:
-    done = fedkin("run", *FEW, cwd=tmp_path)
+    done = fedkin("run", *FEW, *STEPS, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "5 runs" in done.stdout
-    assert "fedkin-beta=0.5:" in done.stdout
+    assert "16 runs" in done.stdout
+    assert "fedkin-beta=0.5-step_size=0.3:" in done.stdout
+    assert done.stdout.count("with own models") == 10  # alone, kin and three fine-tuned ones
     assert "fedkin report results/demo" in done.stdout
-    again = fedkin("run", *FEW, cwd=tmp_path)
-    assert again.stdout.count("(kept)") == 5
+    again = fedkin("run", *FEW, *STEPS, cwd=tmp_path)
+    assert again.stdout.count("(kept)") == 16
     report = fedkin("report", "results/demo", cwd=tmp_path)
     assert report.returncode == 0, report.stderr
-    for word in ("FedAvg", "FedProx α=0.1", "FedKin β=0.5", "speed-up", "curves.png"):
+    assert "demo, chosen on validation: digits, 5 clients, 4 kinds rotated" in report.stdout
+    for word in (
+        "Alone",
+        "FedAvg",
+        "FineTuned",
+        "FedKin β=0.5",
+        "Kin",
+        "FedAvg, pooled",
+        "gain over alone",
+        "chosen.png",
+    ):
         assert word in report.stdout
-    for name in ("report.md", "report.csv", "curves.png", "curves.pdf"):
+    assert "speed-up" not in report.stdout  # test results are for chosen runs; all are in the files
+    for name in ("report.md", "report.csv", "chosen.csv", "curves.png", "curves.pdf", "chosen.png", "chosen.pdf"):
         assert (tmp_path / "results" / "demo" / name).stat().st_size > 100
 
 
@@ -35,7 +49,9 @@ def test_graph(tmp_path: Path) -> None:
     assert "misalignment" not in uniform.stdout
 
 
-@pytest.mark.parametrize("settings", [["graph.kind=global"], ["graph.neighbours=2"], ["graph.neighbours=2", "temperature=0.5"]])
+@pytest.mark.parametrize(
+    "settings", [["graph.kind=global"], ["graph.neighbours=2"], ["graph.neighbours=2", "temperature=0.5"]]
+)
 def test_graphs_that_are_sparse(settings: list[str], tmp_path: Path) -> None:
     done = fedkin("graph", *FEW, *(word for one in settings for word in ("--set", one)), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -77,7 +93,7 @@ BAD_DATA: dict[str, dict[str, object]] = {
         (["run", "--set", "step_size=-1"], "step_size = -1 is out of range"),
         (["run", "--set", "clients=5000"], "5000 clients cannot share"),
         (["run", "--set", "clients=1"], "partition.clients = 1 is out of range"),
-        (["run", "--set", "take_part=21"], "take_part = 21 is more than the 20 clients there are"),
+        (["run", "--set", "take_part=25"], "take_part = 25 is more than the 24 clients there are"),
         (["run", "--set", "clients=300", "--set", "scheme=published"], "hold no sample"),
         (["run", "--set", "clients=400"], "400 clients cannot share 359 testing samples"),
         (["run", "--set", "source=mnist"], "mnist"),

@@ -21,9 +21,12 @@ def names(settings: dict[str, Any], *overrides: str) -> list[str]:
 
 
 def test_default_is_the_demo() -> None:
-    kin = [f"fedkin-beta={beta}" for beta in (0.9, 0.7, 0.5)]
-    assert [plan.name for plan in plans()] == ["fedavg", "fedprox-alpha=0.1", *kin]
-    assert len(default_text().splitlines()) < 40
+    tuned = [f"finetuned-tuning_epochs=10-tuning_step={step}-step_size=1" for step in (0.3, 1, 3)]
+    others = ["fedkin-beta=0.5-step_size=1", "kin-step_size=1", "fedavg-step_size=1-pooled=True-epochs=1"]
+    demo = [plan.name for plan in plans() if "-step_size=1" in plan.name]
+    assert demo == ["alone-step_size=1", "fedavg-step_size=1", *tuned, *others]
+    assert len(plans()) == 5 * len(demo)
+    assert len(default_text().splitlines()) < 50
 
 
 def test_a_list_anywhere_makes_a_grid() -> None:

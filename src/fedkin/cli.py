@@ -114,7 +114,8 @@ def report(
     runs = collect(folder)
     writable_folder(out or folder)
     for name in dict.fromkeys(r.experiment for r in runs):
-        console().print(reports.table([r for r in runs if r.experiment == name]).rich())
+        for table in reports.shown_tables([r for r in runs if r.experiment == name]):
+            console().print(table.rich())
     for path in reports.write(folder, out):
         console().print(f"wrote {path}", soft_wrap=True)
 

@@ -215,3 +215,30 @@ class Federation:
             )
         kinds = np.array(self.kinds if self.kinds is not None else [0] * clients)
         return replace(self, newcomers=tuple(stratified(kinds, number, stream(seed, "newcomers")).tolist()))
+
+    def pooled(self, seed: int = 0) -> "Federation":
+        """The training samples of all clients but the newcomers in one place: a reference that no federation can have.
+
+        Testing clients stay as they are and belong to no training client. The samples are in random order, so that a
+        batch has samples of all clients. Validation samples are pooled, too. Clients with the same data have no
+        similarity: use the `uniform` graph.
+        """
+        members = [i for i in range(len(self.train)) if i not in self.newcomers]
+        rng = stream(seed, "pooled samples")
+
+        def twice(clients: Clients) -> Clients:
+            # A federation has at least two training clients. Both hold all samples, start each round at the same
+            # model and take the same batches, so their average is the model of each, as if there were only one.
+            rows = np.concatenate([np.arange(clients.offsets[i], clients.offsets[i + 1]) for i in members])
+            both = torch.from_numpy(np.tile(rng.permutation(rows), 2)).to(clients.x.device)
+            return from_rows(clients.x[both], clients.y[both], np.full(2, len(rows)))
+
+        return replace(
+            self,
+            train=twice(self.train),
+            validation=twice(self.validation) if self.validation is not None else None,
+            paired=False,
+            kinds=None,
+            angles=None,
+            newcomers=(),
+        )

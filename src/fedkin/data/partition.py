@@ -213,6 +213,7 @@ def federate(
     samples: int = 0,
     validation: float = 0.0,
     newcomers: float = 0.0,
+    pooled: bool = False,
     preprocess: str = "half",
     seed: int = 0,
 ) -> Federation:
@@ -235,6 +236,7 @@ def federate(
                                 stay (0: all)
     validation                  share of each client's training samples that is held out, see `Federation.held_out`
     newcomers                   share of the clients that are never sampled, see `Federation.with_newcomers`
+    pooled                      all training samples in one place, see `Federation.pooled`
     """
     of: Integers | None = None  # the cluster of each client
     if group is not None:
@@ -258,7 +260,8 @@ def federate(
     in_classes = differ == "classes" and of is not None
     if not in_classes and (kinds or len(kind_shares) or differ != "rotated"):
         federation = in_kinds(federation, kinds, shares=kind_shares, differ=differ, seed=seed, copy=False)
-    return federation.held_out(validation, seed).with_newcomers(newcomers, seed)
+    federation = federation.held_out(validation, seed).with_newcomers(newcomers, seed)
+    return federation.pooled(seed) if pooled else federation
 
 
 def _limited(train: Parts, labels: Integers, samples: int, seed: int) -> Parts:

@@ -61,6 +61,8 @@ class Partition(Section):
     validation       share of each client's training samples that is held out; `auto`: 0.2 if the algorithm uses
                      validation samples, else 0
     newcomers        share of the clients that are never sampled for training
+    pooled           all training samples in one place, to compare with; testing clients stay. The graph is uniform
+                     and `take_part` has no effect
     """
 
     clients: int = Field(default=100, ge=2, le=MOST)
@@ -76,6 +78,7 @@ class Partition(Section):
     samples: int = Field(default=0, ge=0, le=MOST)
     validation: Annotated[float, Field(ge=0, lt=1)] | Literal["auto"] = "auto"
     newcomers: float = Field(default=0.0, ge=0, lt=1)
+    pooled: bool = False
 
     @field_validator("kind_shares", mode="before")
     @classmethod

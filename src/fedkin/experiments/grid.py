@@ -1,6 +1,7 @@
 """Grids of runs: from a TOML file to the settings of every run it describes.
 
 A list in place of a value makes a grid: `beta = [0.9, 0.5]` describes two runs, and so does a list of two tables.
+The table of an algorithm may have settings of other sections, which replace the general ones in its runs.
 """
 
 import tomllib
@@ -43,7 +44,7 @@ def _plans(settings: Settings) -> list[Plan]:
         "algorithm": settings.get("algorithm", {}),
     }
     runs: dict[str, tuple[str, Experiment]] = {}
-    for choice, run in _expand(settings):
+    for choice, run in map(_with_own_settings, _expand(settings)):
         config = validated(Experiment, run)
         runs.setdefault(config.model_dump_json(), (_name(config, choice), config))  # duplicates are one run
     if not runs:
@@ -106,6 +107,9 @@ def _override(settings: Settings, override: str) -> None:
             if not isinstance(table, dict):
                 raise BadInput(f"--set {key}: the file gives several {'.'.join(sections[:depth])} tables; set it there")
         table[leaf] = value
+        for entry in _as_list(settings.get("algorithm")):  # --set has the last word
+            if isinstance(entry, dict) and isinstance(own := entry.get(".".join(sections)), dict):
+                own.pop(leaf, None)
         return
     table = settings.setdefault("algorithm", {})
     entries = table if isinstance(table, list) else [table]
@@ -140,11 +144,16 @@ def _as_list(value: Any) -> list[Any]:
 
 
 def _section_keys() -> Iterator[str]:
-    for name, annotation in SECTIONS.items():
+    for name in SECTIONS:
         yield name
-        if isinstance(annotation, type) and issubclass(annotation, Section):
-            yield from (f"{name}.{field}" for field in annotation.model_fields)
+        yield from (f"{name}.{field}" for field in _fields_of(name))
     yield from {f"algorithm.{knob}": None for name in ALGORITHMS for knob in knobs(name)}
+
+
+def _fields_of(section: str) -> list[str]:
+    """The keys of a section; none if it is not a section."""
+    annotation = SECTIONS.get(section)
+    return list(annotation.model_fields) if isinstance(annotation, type) and issubclass(annotation, Section) else []
 
 
 def _full_key(key: str) -> str:
@@ -176,6 +185,28 @@ def _expand(value: Any, path: str = "") -> Iterator[tuple[dict[str, Any], Any]]:
             yield choice, dict(zip(value, (one for _, one in combination), strict=True))
     else:
         yield {}, value
+
+
+def _with_own_settings(run: tuple[dict[str, Any], Any]) -> tuple[dict[str, Any], Any]:
+    """A run whose algorithm has settings of other sections: they take their places there, also in the run's name."""
+    choice, settings = run
+    algorithm = settings["algorithm"]
+    if not isinstance(algorithm, dict):
+        return run
+    tables = [key for key, value in algorithm.items() if isinstance(value, dict) and key != "algorithm"]
+    # A hyper-parameter may have the name of a section, and a schedule is a table.
+    own = [key for key in tables if _fields_of(key) and key not in knobs(str(algorithm.get("name", "fedavg")))]
+    if not own:
+        return run
+    choice = {
+        path: value for path, value in choice.items() if not path.startswith(tuple(f"algorithm.{s}." for s in own))
+    }
+    settings = {**settings, "algorithm": {key: value for key, value in algorithm.items() if key not in own}}
+    for section in own:
+        table, general = algorithm[section], settings.get(section, {})
+        settings[section] = {**(general if isinstance(general, dict) else {}), **table}
+        choice |= {f"{section}.{key}": value for key, value in table.items()}
+    return choice, settings
 
 
 def _name(config: Experiment, choice: Mapping[str, Any]) -> str:

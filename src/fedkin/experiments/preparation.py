@@ -42,7 +42,7 @@ class Preparation:
             graph,
             graph.weights(config.graph.weights, federation.train.sizes),
             config.local.work(),
-            None if config.take_part == "all" else config.take_part,
+            None if config.take_part == "all" or config.partition.pooled else config.take_part,
             config.seed,
         )
         return read_as(simulation, config.reading)
@@ -91,7 +91,8 @@ class Preparation:
         """The similarity graph."""
         federation = self.federation(config)
         section = config.graph
-        section = section.model_copy(update={"weights": "adjacency"})
+        update = {"weights": "adjacency", **({"kind": "uniform"} if config.partition.pooled else {})}
+        section = section.model_copy(update=update)
         key = (config.data, config.partition, validation_share(config), config.seed, section, config.reading.sign)
         if self._graph is None or self._graph[0] != key:
             self.listener.doing(f"building the {section.kind} graph of {len(federation.train)} clients")

@@ -67,6 +67,8 @@ def result(summary: Record) -> str:
     """A short text with the result of a run."""
     if summary["status"] == "diverged":
         return f"diverged at round {summary['diverged_at']}"
+    if "final_own_test_accuracy" in summary:  # the threshold is for the global model
+        return f"{percent(summary['final_own_test_accuracy'])} with own models, {summary['seconds']:.1f} s"
     reached = summary["rounds_to_threshold"]
     goal = f"{100 * summary['threshold']:g} %"
     when = f"never reached {goal}" if reached is None else f"reached {goal} in round {reached}"

@@ -4,8 +4,11 @@ run.py         one run, as its folder describes it
 runs.py        runs read from their folders
 labels.py      settings and values in words
 groups.py      which runs belong together, in which order, and in which settings they differ
+measures.py    columns of results, over seeds
+selection.py   runs chosen on validation samples
 report.py      the table of runs, and the files of `fedkin report`
 curves.py      curves over the rounds
+chosen.py      the figure of the runs chosen on validation
 plotting.py    curves of results held in memory
 tables.py      tables for terminal, Markdown and spreadsheet
 figures.py     the style of figures, how they are saved, and the figure of a federation

@@ -23,6 +23,7 @@ from fedkin.reports.labels import (
     method_label,
     plain,
     problem_part,
+    setting_text,
     short,
     sortable,
 )
@@ -36,6 +37,7 @@ _OTHERS = ("#b5479b", "#7a5195", "#8c6d31", "#c44e52", "#5f7f3f")
 _DASHES = ((0, (6, 1.5, 1, 1.5)), (0, (1, 1.3)), (0, (3, 1.5)))
 _MARKERS = ("", "o", "s", "^", "D", "v", "P", "X")
 _SERIES = {
+    "accuracy": "test accuracy of the clients' models",
     "test_accuracy": "test accuracy",
     "train_accuracy": "training accuracy",
     "test_loss": "test loss",
@@ -47,10 +49,12 @@ MOST_ROWS = 6
 
 def curves(
     runs: Sequence[Run],
-    quantities: Sequence[str] = ("test_accuracy", "train_loss"),
+    quantities: Sequence[str] = ("accuracy", "train_loss"),
     title: str | None = None,
 ) -> Figure:
     """Curves over the rounds: a panel per quantity, a row of panels per problem (data, partition and model).
+
+    `accuracy` is the test accuracy of the models that clients use, see `Run.series`.
 
     Runs that differ only in their seed are one line, the mean, with a band from the lowest to the highest value.
     The line of a diverged run ends in a cross. At most six problems are drawn.
@@ -59,7 +63,7 @@ def curves(
         raise BadInput("there are no runs to draw: collect some first")
     recorded = {key for run in runs for key in run.rounds} - {"round"}
     for quantity in quantities:
-        if recorded and quantity not in recorded:
+        if recorded and quantity not in {*recorded, "accuracy"}:
             raise BadInput(f"no run has recorded '{quantity}'{nearest(quantity, recorded)}")
     groups = groups_of(runs)
     problems: dict[object, list[list[Run]]] = {}
@@ -103,7 +107,7 @@ def looks_of(runs: Sequence[Run], groups: Sequence[Sequence[Run]]) -> dict[Path,
     for group in sorted(groups, key=lambda group: order_of(group[0])):
         run, settings = group[0], group[0].settings
         method = method_label(run.algorithm, run.hyperparameters, shown[run.algorithm])
-        variant = ", ".join(f"{short(key)}={plain(settings.get(key, MISSING))}" for key in extra)
+        variant = ", ".join(filter(None, (setting_text(key, settings.get(key, MISSING)) for key in extra)))
         names[run.folder] = method, variant
         if method not in methods.setdefault(run.algorithm, []):
             methods[run.algorithm].append(method)
@@ -168,8 +172,9 @@ def draw(
     problem: Sequence[Sequence[Run]],
     quantity: str,
     looks: Mapping[Path, tuple[str, dict[str, Any]]],
+    thresholds: bool = True,
 ) -> None:
-    """Draw a quantity of the groups of one problem, with labels and styles of `looks_of`."""
+    """Draw a quantity of the groups of one problem, with labels and styles of `looks_of`, and perhaps thresholds."""
     accuracy = "accuracy" in quantity or quantity == "worst_decile"
     steady: list[Floats] = []  # the range of the axis; diverged runs must not determine it
     everything: list[Floats] = []
@@ -192,7 +197,7 @@ def draw(
     _scale(axes, steady, everything, accuracy)
     for rounds, middle, color in ends:
         _draw_end(axes, rounds, middle, color)
-    if quantity == "test_accuracy":
+    if thresholds and quantity in ("accuracy", "test_accuracy"):
         _draw_thresholds(axes, {run.threshold for group in problem for run in group})
     played = _finite([run.series("round") for group in problem for run in group])
     if played.size and np.ptp(played) == 0:
@@ -201,6 +206,8 @@ def draw(
         axes.set_xticks([played[0]])
     else:
         axes.xaxis.set_major_locator(MaxNLocator(7, integer=True))
+    if quantity == "accuracy" and not any("own_test_accuracy" in run.rounds for group in problem for run in group):
+        quantity = "test_accuracy"
     axes.set_ylabel(_SERIES.get(quantity, quantity.replace("_", " ")))
 
 
@@ -229,15 +236,17 @@ def _draw_end(axes: Axes, rounds: Floats, values: Floats, color: str) -> None:
 
 
 def _band(group: Sequence[Run], quantity: str) -> tuple[Floats, Floats, Floats, Floats]:
-    """Rounds, mean, lowest and highest over the seeds, for the rounds that all of them have.
+    """Rounds, mean, lowest and highest over the seeds, for the rounds in which all of them have a value.
 
-    A mean over the remaining seeds would jump where one of them ends.
+    A mean over the remaining seeds would jump where one of them ends. Clients' own models may be measured in some
+    rounds only.
     """
     started = [run for run in group if len(run.series("round"))]
     if not started:
         empty = np.array([], dtype=np.float64)
         return empty, empty, empty, empty
-    tables = [dict(zip(run.series("round"), run.series(quantity), strict=True)) for run in started]
+    pairs = [zip(run.series("round"), run.series(quantity), strict=True) for run in started]
+    tables = [{number: value for number, value in some if math.isfinite(value)} for some in pairs]
     rounds = sorted(set.intersection(*(set(entries) for entries in tables)))
     values = np.array([[entries[number] for number in rounds] for entries in tables], dtype=np.float64)
     return np.array(rounds, dtype=np.float64), values.mean(axis=0), values.min(axis=0), values.max(axis=0)

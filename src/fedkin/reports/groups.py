@@ -16,6 +16,7 @@ from fedkin.reports.labels import (
     is_seed,
     main_hyper,
     number,
+    plain,
     problem_part,
     sortable,
 )
@@ -75,10 +76,14 @@ def order_of(run: Run) -> tuple[Any, ...]:
 
 
 def described(runs: Sequence[Run]) -> str:
-    """The learning problem that runs share: `digits, 20 clients, a = 10, b = 1, softmax`."""
+    """The learning problem that runs share: `digits, 20 clients, 4 kinds rotated, a = 10, b = 1, softmax`."""
     settings, unshared = runs[0].settings, varying(runs)
     keys = [key for key in ("data.source", *PROBLEM, "model.kind") if key in settings and key not in unshared]
-    return ", ".join(problem_part(key, settings[key]) for key in keys)
+    parts = [problem_part(key, settings[key]) for key in keys]
+    if settings.get("partition.kinds") and not {"partition.kinds", "partition.differ"} & set(unshared):
+        words = f"{plain(settings['partition.kinds'])} kinds {plain(settings.get('partition.differ', ''))}".strip()
+        parts.insert(keys.index("partition.clients") + 1 if "partition.clients" in keys else 0, words)
+    return ", ".join(parts)
 
 
 def key_of(run: Run) -> tuple[object, ...]:

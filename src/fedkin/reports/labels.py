@@ -13,6 +13,7 @@ PROBLEM = ("partition.clients", "partition.class_imbalance", "partition.size_imb
 _LETTERS = {
     "alpha": "α",
     "beta": "β",
+    "kappa": "κ",
     "gamma": "γ",
     "step_size": "γ",
     "l2": "λ",
@@ -85,8 +86,11 @@ def is_seed(setting: str) -> bool:
 
 
 def is_problem(setting: str) -> bool:
-    """Whether a setting belongs to the learning problem. Curves of two problems are not drawn in one panel."""
-    return setting.split(".")[0] in ("data", "partition", "model")
+    """Whether a setting belongs to the learning problem. Curves of two problems are not drawn in one panel.
+
+    Pooled samples are another way to learn for the same testing clients.
+    """
+    return setting.split(".")[0] in ("data", "partition", "model") and setting != "partition.pooled"
 
 
 def short(setting: str) -> str:
@@ -95,6 +99,13 @@ def short(setting: str) -> str:
     if last in ("kind", "name", "source") and section:
         return section.split(".")[-1]
     return _LETTERS.get(last, last.replace("_", " "))
+
+
+def setting_text(setting: str, value: object) -> str:
+    """A setting with its value in a label: `γ=0.1`; `pooled` for what is true, and nothing for what is false."""
+    if isinstance(value, bool):
+        return short(setting) if value else ""
+    return f"{short(setting)}={plain(value)}"
 
 
 def title_of(setting: str, among: Sequence[str]) -> str:
@@ -127,5 +138,5 @@ def main_hyper(algorithm: str) -> tuple[str, float] | None:
 
 def method_label(algorithm: str, hyperparameters: Mapping[str, Any], shown: Iterable[str]) -> str:
     """An algorithm with some of its hyper-parameters: `FedKin β=0.5`."""
-    parts = [f"{short(key)}={plain(hyperparameters[key])}" for key in shown if key in hyperparameters]
-    return f"{label_of(algorithm)} {', '.join(parts)}".strip()
+    parts = [setting_text(key, hyperparameters[key]) for key in shown if key in hyperparameters]
+    return f"{label_of(algorithm)} {', '.join(filter(None, parts))}".strip()

@@ -36,7 +36,8 @@ def views(
     shown: list[RenderableType] = []
     seen: list[Any] = []
     for plan in plans(source, overrides):
-        config = plan.config
+        split = plan.config.partition.model_copy(update={"pooled": False})  # pooled samples have no federation to show
+        config = plan.config.model_copy(update={"partition": split})
         key = (config.data, config.partition, config.graph, config.seed)
         if key in seen:
             continue

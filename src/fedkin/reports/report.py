@@ -1,40 +1,21 @@
 """Compare runs: a table and curves, written to files."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fedkin.errors import BadInput
+from fedkin.reports.chosen import chosen_figure
 from fedkin.reports.curves import curves
 from fedkin.reports.figures import save
-from fedkin.reports.groups import (
-    described,
-    experiments,
-    groups_of,
-    key_of,
-    problem_of,
-    shown_hyper,
-    speed_up,
-    varying,
-)
+from fedkin.reports.groups import described, experiments, groups_of, key_of, shown_hyper, speed_up, varying
 from fedkin.reports.labels import MISSING, comparable, is_number, is_seed, method_label, number, plain, title_of
+from fedkin.reports.measures import Measure, mark_best, percent_measure
 from fedkin.reports.pages import write_pages
 from fedkin.reports.run import Run
 from fedkin.reports.runs import collect
-from fedkin.reports.tables import NEVER, Cell, Table, escaped, text_cell
-
-
-@dataclass(frozen=True)
-class _Measure:
-    """A column of results: the value of a run, its formats, and whether small or large is better."""
-
-    title: str
-    of: Callable[[Run], float]
-    one: str  # format of a single value
-    many: str  # format of a mean
-    unit: str
-    better: Callable[[Iterable[float]], float]
+from fedkin.reports.selection import chosen_table
+from fedkin.reports.tables import Cell, Table, escaped, text_cell
 
 
 def table(runs: Sequence[Run]) -> Table:
@@ -74,28 +55,33 @@ def table(runs: Sequence[Run]) -> Table:
             + [text_cell(first.name)] * repeats
             + [Cell(plain(value), number(value) if is_number(value) else plain(value)) for value in named]
             + [Cell(str(len(group)), len(group))] * seeded
-            + [_summed(measure, group) for measure in measures]
+            + [measure.cell(group) for measure in measures]
             + [text_cell(_states(group))] * unfinished
         )
-    _mark_best(rows, groups, measures, start=head.index(measures[0].title))
+    mark_best(rows, groups, measures, start=head.index(measures[0].title))
     names = ", ".join(dict.fromkeys(run.experiment for run in runs))
     title = f"{names}: {problem}" if (problem := described(runs)) else names
     return Table(title, tuple(head), tuple(tuple(row) for row in rows))
 
 
-def _measures(runs: Sequence[Run]) -> list[_Measure]:
+def _measures(runs: Sequence[Run]) -> list[Measure]:
     thresholds = {run.threshold for run in runs if not math.isnan(run.threshold)}
     goal = f"{100 * thresholds.pop():g} %" if len(thresholds) == 1 else "threshold"
-    percent = ("{:.1%}", "{:.1%}", " %", max)
-    measures = [_Measure(f"rounds to {goal}", lambda run: run.reached, "{:g}", "{:.1f}", "", min)]
+    measures = [Measure(f"rounds to {goal}", lambda run: run.reached, "{:g}", "{:.1f}", "", min)]
     if any(run.algorithm == "fedavg" for run in runs):
         speed_up = _speed_ups(runs)
-        measures.append(_Measure("speed-up", lambda run: speed_up[run.folder], "{:.1f}", "{:.1f}", "×", max))
-    measures.append(_Measure("final accuracy", lambda run: run.final_accuracy, *percent))
-    measures.append(_Measure("best accuracy", lambda run: run.best_accuracy, *percent))
-    if any(math.isfinite(run.worst_decile) for run in runs):
-        measures.append(_Measure("worst decile", lambda run: run.worst_decile, *percent))
-    measures.append(_Measure("seconds", lambda run: run.seconds, "{:.1f}", "{:.1f}", "", min))
+        measures.append(Measure("speed-up", lambda run: speed_up[run.folder], "{:.1f}", "{:.1f}", "×", max))
+    measures.append(percent_measure("final accuracy", lambda run: run.final_accuracy))
+    measures.append(percent_measure("best accuracy", lambda run: run.best_accuracy))
+    optional: list[tuple[str, Callable[[Run], float]]] = [
+        ("worst decile", lambda run: run.worst_decile),
+        ("own accuracy", lambda run: run.own_accuracy),
+        ("own worst decile", lambda run: run.own_worst_decile),
+    ]
+    for title, of in optional:
+        if any(math.isfinite(of(run)) for run in runs):
+            measures.append(percent_measure(title, of))
+    measures.append(Measure("seconds", lambda run: run.seconds, "{:.1f}", "{:.1f}", "", min))
     return measures
 
 
@@ -120,28 +106,6 @@ def _speed_ups(runs: Sequence[Run]) -> dict[Path, float]:
     return ratios
 
 
-def _summed(measure: _Measure, group: Sequence[Run]) -> Cell:
-    """One cell of a group: the value of its run, or mean and standard deviation over seeds."""
-    values = [value for run in group if math.isfinite(value := measure.of(run))]
-    if not values:
-        return Cell(NEVER)
-    mean = sum(values) / len(values)
-    count = len(values) if len(values) < len(group) else None
-    part = f" ({count} of {len(group)})" if count else ""
-    if len(group) == 1:
-        return Cell(_printed(measure.one, mean) + measure.unit, mean)
-    if len(values) == 1:
-        return Cell(_printed(measure.many, mean) + measure.unit + part, mean, None, count)
-    # Divided by n − 1: seeds are a sample.
-    spread = math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1))
-    text = f"{_printed(measure.many, mean)} ± {_printed(measure.many, spread)}{measure.unit}"
-    return Cell(text + part, mean, spread, count)
-
-
-def _printed(form: str, value: float) -> str:
-    return form.format(value).removesuffix("%")
-
-
 def _states(group: Sequence[Run]) -> str:
     states = [run.state for run in group]
     if len(group) == 1 or set(states) == {"finished"}:
@@ -149,35 +113,23 @@ def _states(group: Sequence[Run]) -> str:
     return ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
 
 
-def _mark_best(
-    rows: list[list[Cell]], groups: Sequence[Sequence[Run]], measures: Sequence[_Measure], start: int
-) -> None:
-    problems: dict[object, list[int]] = {}
-    for row, group in enumerate(groups):
-        if all(run.status == "finished" for run in group):
-            problems.setdefault((problem_of(group[0]), group[0].threshold), []).append(row)
-    for column, measure in enumerate(measures, start):
-        for members in problems.values():
-            # A mean over some of the seeds cannot be compared with one over all seeds.
-            values = {
-                row: cell.value
-                for row in members
-                if isinstance((cell := rows[row][column]).value, float) and cell.count is None
-            }
-            printed = {row: _printed(measure.many, value) for row, value in values.items()}
-            if len(set(printed.values())) < 2:
-                continue  # a single value, or all equal: none is best
-            top = _printed(measure.many, measure.better(values.values()))
-            for row, text in printed.items():
-                if text == top:  # equal as printed
-                    rows[row][column] = replace(rows[row][column], best=True)
-
-
 # -- the files ---------------------------------------------------------------------------------------------------------
+
+
+def shown_tables(runs: Sequence[Run]) -> list[Table]:
+    """The tables of an experiment for the terminal: of all runs, and of those chosen on validation.
+
+    If every run that has ended was validated, only the second: test results are for chosen runs.
+    """
+    chosen = chosen_table(runs)
+    validated = all(math.isfinite(run.validation_loss) or run.status == "diverged" for run in runs)
+    return [*([] if chosen and validated else [table(runs)]), *([chosen] if chosen else [])]
 
 
 def write(folder: Path | str, out: Path | str | None = None) -> list[Path]:
     """Write `report.md`, `report.csv`, `curves.png` and `curves.pdf`: the paths written.
+
+    If runs have been validated, there are also `chosen.csv`, `chosen.png` and `chosen.pdf`.
 
     They are written to the folder, or to `out`. If the folder holds several experiments, there is a report for each,
     in its own folder, or in a folder of its name in `out`.
@@ -190,16 +142,18 @@ def write(folder: Path | str, out: Path | str | None = None) -> list[Path]:
         if len(groups) > 1:
             target = place if out is None else target / place.relative_to(folder.absolute())
         try:
-            compared = table(runs)
-            written += write_pages(target, {"report.md": _page(runs, compared), "report.csv": compared.csv()})
+            compared, chosen = table(runs), chosen_table(runs)
+            pages = {"report.md": _page(runs, compared, chosen), "report.csv": compared.csv()}
+            written += write_pages(target, pages | ({"chosen.csv": chosen.csv()} if chosen else {}))
             written += save(curves(runs), target / "curves")
+            written += save(chosen_figure(runs), target / "chosen") if chosen else []
         except OSError as error:
             reason = (error.strerror or str(error)).lower()
             raise BadInput(f"the report cannot be written to {target} ({reason}): choose another folder") from None
     return written
 
 
-def _page(runs: Sequence[Run], compared: Table) -> str:
+def _page(runs: Sequence[Run], compared: Table, chosen: Table | None) -> str:
     """The report as a Markdown page."""
     notes = ["Rounds are counted from 0; — means that there is no value, or that the threshold was never reached."]
     if "speed-up" in compared.columns:
@@ -214,5 +168,28 @@ def _page(runs: Sequence[Run], compared: Table) -> str:
         compared.markdown().rstrip("\n"),
         " ".join(notes),
         "![Test accuracy and training loss over the rounds](curves.png)",
+        *(_section(chosen) if chosen else []),
     ]
     return "\n\n".join(filter(None, paragraphs)) + "\n"
+
+
+def _section(chosen: Table) -> list[str]:
+    """The runs chosen on validation, as paragraphs of the page."""
+    notes = [
+        "For each method and seed, the run with the lowest loss on the clients' validation samples.",
+        "Accuracy is that of the models that clients use (their own, or the global one) on their own testing samples;",
+        "worst tenth is its mean over the tenth of the clients with the lowest.",
+    ]
+    if "gain over alone" in chosen.columns:
+        notes.append(
+            "Gain is in percentage points over training alone; better off alone is the share of clients for which the "
+            "model trained alone is more accurate."
+        )
+    if "seeds" in chosen.columns:
+        notes.append("± is the standard error of the mean over seeds.")
+    return [
+        "## Chosen on validation",
+        chosen.markdown().rstrip("\n"),
+        " ".join(notes),
+        "![Accuracy of every client's model, and its mean over the rounds](chosen.png)",
+    ]

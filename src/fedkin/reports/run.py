@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedkin.experiments.config import IMMATERIAL
-from fedkin.reports.labels import method_label, number, plain, short
+from fedkin.reports.labels import method_label, number, plain, setting_text
 from fedkin.types import Floats, Record
 
 
@@ -58,7 +58,7 @@ class Run:
     @property
     def label(self) -> str:
         """The method, and the settings in which the run differs from its experiment: `FedKin β=0.5, γ=0.01`."""
-        return ", ".join([self.method, *(f"{short(k)}={plain(v)}" for k, v in self.differing.items())])
+        return ", ".join(filter(None, [self.method, *(setting_text(k, v) for k, v in self.differing.items())]))
 
     @property
     def threshold(self) -> float:
@@ -92,6 +92,31 @@ class Run:
         return self._last("worst_decile", "worst_decile")
 
     @property
+    def own_accuracy(self) -> float:
+        """Accuracy of the clients' own models on their own testing samples after the last round, if recorded."""
+        return self._last("final_own_test_accuracy", "own_test_accuracy")
+
+    @property
+    def own_worst_decile(self) -> float:
+        """The same of the worst tenth of the clients."""
+        return self._last("final_own_worst_decile", "own_worst_decile")
+
+    @property
+    def used_accuracy(self) -> float:
+        """Accuracy of the models that clients use: their own if they have any, else the global one."""
+        return self.final_accuracy if math.isnan(own := self.own_accuracy) else own
+
+    @property
+    def used_worst_decile(self) -> float:
+        """The same of the worst tenth of the clients."""
+        return self.worst_decile if math.isnan(own := self.own_worst_decile) else own
+
+    @property
+    def validation_loss(self) -> float:
+        """Loss of these models on the clients' validation samples at the end of a finished run, if recorded."""
+        return number(self.summary.get("final_validation_loss")) if self.status == "finished" else math.nan
+
+    @property
     def seconds(self) -> float:
         """Duration of the run; of the rounds so far if it is still running."""
         if "seconds" in self.summary:
@@ -108,7 +133,12 @@ class Run:
         return self.status
 
     def series(self, quantity: str) -> Floats:
-        """A quantity over the rounds, NaN throughout if it was not recorded."""
+        """A quantity over the rounds, NaN throughout if it was not recorded.
+
+        `accuracy` is the test accuracy of the models that clients use: their own if recorded, else the global one.
+        """
+        if quantity == "accuracy":
+            quantity = "own_test_accuracy" if "own_test_accuracy" in self.rounds else "test_accuracy"
         return self.rounds.get(quantity, np.full(len(self.rounds["round"]), np.nan))
 
     def _last(self, in_summary: str, in_rounds: str) -> float:

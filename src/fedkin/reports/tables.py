@@ -17,7 +17,7 @@ class Cell:
     """A cell of a table: its text, and the value behind it.
 
     value   not rounded; None if there is none
-    spread  the standard deviation over seeds, if there are several
+    spread  the standard deviation over seeds, or the standard error of their mean, if there are several
     count   the number of seeds that have a value, if not all of them do
     best    whether the value is the best of its column
     """
@@ -31,11 +31,12 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """A titled table with one row of cells per entry."""
+    """A titled table with one row of cells per entry; `spread` says what the spread of its cells is."""
 
     title: str
     columns: tuple[str, ...]
     cells: tuple[tuple[Cell, ...], ...]
+    spread: str = "standard deviation"
 
     @property
     def rows(self) -> tuple[tuple[str, ...], ...]:
@@ -80,7 +81,7 @@ class Table:
             cells = [row[number] for row in self.cells]
             parts: list[tuple[str, list[float | str | None]]] = [(column, [cell.value for cell in cells])]
             if any(cell.spread is not None for cell in cells):
-                parts.append((f"{column}, standard deviation", [cell.spread for cell in cells]))
+                parts.append((f"{column}, {self.spread}", [cell.spread for cell in cells]))
             if any(cell.count is not None for cell in cells):
                 parts.append((f"{column}, seeds", [cell.count for cell in cells]))
             for title, values in parts:
