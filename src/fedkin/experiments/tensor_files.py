@@ -30,7 +30,9 @@ def read_tensors(path: Path) -> tuple[Tensors, dict[str, str]] | None:
     try:
         with safe_open(path, framework="pt") as file:
             metadata = dict(file.metadata() or {})
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dictionary
+            # Copies: products of matrices may be summed in another order where a tensor begins in the middle of a
+            # cache line, as it does in a file, and a continued run must have the bits of an uninterrupted one.
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 - not a dictionary
     except (OSError, SafetensorError, ValueError, RuntimeError):
         return None
     digest = metadata.pop("digest", None)
