@@ -15,17 +15,17 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
-demo: $(READY)  ## FedAvg, FedProx and FedKin race on real digits: table and figure
+demo: $(READY)  ## what clients gain from their kin, on real digits: a table and a figure
 	$(BIN)/fedkin run --out results
 	$(BIN)/fedkin report results/demo
 
-federation: $(READY)  ## the same race on Flower: a SuperLink and five SuperNodes on this machine
+federation: $(READY)  ## FedAvg, FedProx and FedKin on Flower: a SuperLink and five SuperNodes on this machine
 	PYTHONPATH=tools $(BIN)/python -m loopback examples/flower/digits --nodes 5
 
 docs: $(READY)  ## regenerate the figures of the README and the pages (not the benchmark's)
 	$(BIN)/fedkin run --out build
 	$(BIN)/fedkin report build/demo
-	cp build/demo/curves.png docs/demo.png
+	cp build/demo/chosen.png docs/demo.png
 	$(BIN)/fedkin theory --out build
 	$(BIN)/fedkin theory --quadratic --out build
 
