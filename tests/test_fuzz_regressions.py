@@ -1,5 +1,6 @@
 """What the fuzzers have found, each in its plainest form."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from fedkin.reports.runs import collect
 from fuzz import assert_sentence
 from loops import played
 from random_algorithms import Mixture, RandomAlgorithm, Recipe
-from test_experiment import SMALL, rounds
+from test_experiment import SMALL, Crash, crash_after, rounds
 
 # -- settings ----------------------------------------------------------------------------------------------------------
 
@@ -55,6 +56,8 @@ def test_messages_are_one_line_that_no_terminal_obeys() -> None:
     assert_sentence(BadInput(text))
 
 
+GRID_RUN = "fedkin-beta=0.9"
+
 # -- folders -----------------------------------------------------------------------------------------------------------
 
 
@@ -78,6 +81,22 @@ def test_a_folder_in_the_place_of_a_file_is_refused(tmp_path: Path) -> None:
         run(SMALL, out=tmp_path)
     (again,) = run(SMALL, out=tmp_path, fresh=True)
     assert torch.equal(again.model, result.model)
+
+
+@pytest.mark.parametrize("lanes", [5, "a", [[]], {"a": 1}, [GRID_RUN, GRID_RUN], ["other"]], ids=str)
+def test_damaged_lanes_are_ignored(lanes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others of the group know it too."""
+    grid = {**SMALL, "algorithm": {"name": "fedkin", "beta": [0.9, 0.5]}}
+    whole = run(grid, out=tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        crash_after(patch, 5)
+        with pytest.raises(Crash):
+            run(grid, out=tmp_path)
+    file = tmp_path / "small" / GRID_RUN / "origin.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "lanes": lanes}))
+    for one, other in zip(run(grid, out=tmp_path), whole, strict=True):
+        assert torch.equal(one.model, other.model)
+    assert json.loads(file.read_text())["lanes"] == [GRID_RUN, "fedkin-beta=0.5"]
 
 
 def test_what_a_killed_process_was_writing_is_removed(tmp_path: Path) -> None:

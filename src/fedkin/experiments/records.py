@@ -130,6 +130,13 @@ class RunFolder:
     def _note(self, more: Record) -> None:
         write_atomically(self.path / "origin.json", as_json({**self.origin(), **more}, indent=2).encode())
 
+    def lanes(self) -> tuple[str, ...]:
+        """The runs that this one is computed with, itself among them; nothing if it has not begun, or by damage."""
+        names = self.origin().get("lanes")
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            return ()
+        return tuple(names) if len(set(names)) == len(names) and self.path.name in names else ()
+
     def begin(self, lanes: Sequence[str]) -> None:
         """Write the names of the runs of the group, in their order, to origin.json."""
         if self.origin().get("lanes") != list(lanes):

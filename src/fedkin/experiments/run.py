@@ -148,7 +148,7 @@ class _Runs:
         groups: dict[tuple[str, ...], None] = {}
         begun: set[str] = set()
         for folder in self.folders.values():
-            before = tuple(folder.origin().get("lanes") or ())
+            before = folder.lanes()
             if before and set(before) <= self.plans.keys() - begun:
                 groups[before] = None
                 begun |= set(before)
