@@ -12,6 +12,10 @@ from fedkin import output
 from fedkin.cli import main
 
 FEW = ["--set", "rounds=2", "--set", "clients=5", "--set", "epochs=1"]
+# Five runs of different algorithms on the same clients: `fedavg`, `fedprox-alpha=0.1`, `fedkin-beta=0.9`, …
+FIVE = 'algorithm=["fedavg", {name="fedprox", alpha=0.1}, {name="fedkin", beta=[0.9, 0.7, 0.5]}]'
+RACE = [*FEW, "--set", FIVE, "--set", "step_size=0.01", "--set", "kinds=0", "--set", "validation=0"]
+RACE += ["--set", "model.kind=softmax"]
 COMMAND = [sys.executable, "-c", "from fedkin.cli import main; main()"]
 
 

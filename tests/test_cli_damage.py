@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from command_line import Refusal
+from command_line import RACE, Refusal
 from fedkin.errors import BadInput
 from fedkin.experiments.run import run
 from fedkin.reports import report
 from fedkin.reports.runs import collect
 
-OVERRIDES = ["rounds=2", "clients=5", "epochs=1"]
+OVERRIDES = RACE[1::2]
 ARGUMENTS = ["run", *(word for override in OVERRIDES for word in ("--set", override))]
 
 
@@ -53,7 +53,7 @@ def test_a_folder_in_the_place_of_a_file(name: str, damaged: Path, refused: Refu
 def test_a_folder_in_the_place_of_a_checkpoint(damaged: Path, refused: Refusal) -> None:
     (damaged / "summary.json").unlink()
     turn_into_folder(damaged / "checkpoint-000002.safetensors")
-    assert "checkpoint-000002.safetensors: there is a folder in the place of a file: remove it" in refused(*ARGUMENTS)
+    assert "checkpoint-000002.safetensors is a folder where a file should be: remove it" in refused(*ARGUMENTS)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from command_line import COMMAND, FEW, environment, fedkin, is_one_sentence, started
+from command_line import COMMAND, RACE, environment, fedkin, is_one_sentence, started
 from fedkin.experiments.progress import Bars, shown
 from fedkin.files import write_atomically
 from fedkin.output import say_error, say_warning
@@ -36,7 +36,7 @@ def redirected(redirection: str, *arguments: str, cwd: Path) -> subprocess.Compl
 
 def test_a_reader_that_leaves_does_not_end_a_run(tmp_path: Path) -> None:
     """As `fedkin run | head -1`."""
-    process = started("run", *FEW, cwd=tmp_path)
+    process = started("run", *RACE, cwd=tmp_path)
     assert process.stdout is not None
     assert process.stdout.readline() == "5 runs\n"
     process.stdout.close()
@@ -48,14 +48,14 @@ def test_a_reader_that_leaves_does_not_end_a_run(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("redirection", [">&-", "2>&-", ">&- 2>&- <&-"])
 def test_closed_streams(redirection: str, tmp_path: Path) -> None:
-    assert redirected(redirection, "run", *FEW, cwd=tmp_path).returncode == 0
+    assert redirected(redirection, "run", *RACE, cwd=tmp_path).returncode == 0
     assert finished(tmp_path) == 5
     assert redirected(redirection, "run", "--set", "ronds=1", cwd=tmp_path).returncode == 2
 
 
 @needs_full
 def test_streams_without_space(tmp_path: Path) -> None:
-    done = redirected(">/dev/full", "run", *FEW, cwd=tmp_path)
+    done = redirected(">/dev/full", "run", *RACE, cwd=tmp_path)
     assert done.returncode == 2
     assert is_one_sentence(done.stderr)
     assert "standard output: the disk is full" in done.stderr
@@ -68,7 +68,7 @@ def test_streams_without_space(tmp_path: Path) -> None:
 def test_a_terminal_without_unicode(tmp_path: Path) -> None:
     """Similar characters stand for others, one for one, so that tables stay aligned."""
     ascii_only = {"PYTHONIOENCODING": "ascii"}
-    done = fedkin("run", *FEW, cwd=tmp_path, **ascii_only)
+    done = fedkin("run", *RACE, cwd=tmp_path, **ascii_only)
     assert done.returncode == 0, done.stderr
     report = fedkin("report", "results", cwd=tmp_path, **ascii_only)
     assert report.returncode == 0, report.stderr
@@ -76,14 +76,14 @@ def test_a_terminal_without_unicode(tmp_path: Path) -> None:
     assert "FedKin b=0.5" in report.stdout
     assert "\\" not in report.stdout
     assert len({len(line) for line in report.stdout.splitlines() if line.startswith("|")}) == 1
-    graph = fedkin("graph", *FEW, cwd=tmp_path, **ascii_only)
+    graph = fedkin("graph", *RACE, cwd=tmp_path, **ascii_only)
     assert graph.returncode == 0, graph.stderr
     assert "####" in graph.stdout
     assert "\\" not in graph.stdout
 
 
 def test_brackets_in_paths_are_no_markup(tmp_path: Path) -> None:
-    done = fedkin("run", *FEW, "--out", "o[/red]", cwd=tmp_path)
+    done = fedkin("run", *RACE, "--out", "o[/red]", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "Results are in o[/red]/demo" in done.stdout
     report = fedkin("report", "o[/red]", "--out", "[bold]", cwd=tmp_path)
@@ -106,7 +106,7 @@ def test_errors_stay_on_one_line(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_warning_is_one_sentence_and_said_once(tmp_path: Path) -> None:
-    done = fedkin("run", *FEW, cwd=tmp_path)
+    done = fedkin("run", *RACE, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     (tmp_path / "results/demo/fedavg/config.json").write_text("[" * 100_000)
     report = fedkin("report", cwd=tmp_path)

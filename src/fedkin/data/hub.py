@@ -72,7 +72,7 @@ def download(name: str, home: Path) -> Path:
     hub = HUB[name]
     keys = "x_train y_train x_test y_test"
     way_out = (
-        f"put {name}.npz with keys {keys} into {home}, pass --data DIR or set FEDKIN_DATA, "
+        f"put {name}.npz with keys {keys} there, pass --data DIR or set FEDKIN_DATA, "
         "or install fedkin[hub] and connect to the internet"
     )
     try:
@@ -85,7 +85,7 @@ def download(name: str, home: Path) -> Path:
         with _fail_fast():
             parts = datasets.load_dataset(hub.address)
     except Exception as error:  # the library raises errors of many kinds, and all of them mean that there are no data
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:80]
         raise BadInput(f"{name} is neither in {home} nor downloadable ({reason}): {way_out}") from error
     for part, samples in hub.samples.items():
         if part in parts and len(parts[part]) != samples:
