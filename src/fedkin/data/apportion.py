@@ -83,12 +83,14 @@ def _share_with_empty(counts: Integers, like: Integers, quotas: Floats) -> None:
                 break
 
 
-def stratified(labels: Integers, number: int, rng: Random) -> Integers:
+def stratified(labels: Integers | Floats, number: int, rng: Random) -> Integers:
     """Positions of `number` of the samples, drawn at random with the class mix of all of them, in ascending order.
 
     Of nₖ samples of class k, number · nₖ / n are drawn, by largest remainders. Equal remainders are ordered at random,
-    so that no class is preferred.
+    so that no class is preferred. Numbers have no classes and are one stratum: with one for each value, the most
+    frequent values would be drawn.
     """
+    labels = np.zeros(len(labels), dtype=np.int64) if labels.dtype.kind == "f" else labels
     values, classes = np.unique(labels, return_inverse=True)
     counts, order = np.bincount(classes, minlength=len(values)), rng.permutation(len(values))
     wanted = np.empty(len(values), dtype=np.int64)

@@ -7,7 +7,7 @@ from fedkin.data.dataset import Array
 from fedkin.errors import BadInput, nearest
 
 BLOCK = 4096  # rows processed at a time where a temporary copy of all rows would take too much memory
-PREPROCESSING = ("half", "none", "standardise")
+PREPROCESSING = ("auto", "half", "none", "standardise", "by client")
 
 
 def pixels(x: Array) -> NDArray[np.float32]:
@@ -32,20 +32,50 @@ def sample_shape(x: Array) -> tuple[int, ...]:
     return (1, int(x.shape[1]), int(x.shape[2])) if x.ndim == 3 else (int(x.shape[1]),)
 
 
+def is_whole(x: Array) -> bool:
+    """Whether features are integers that are not pixels: tokens, or counts."""
+    return x.dtype.kind in "iu" and x.dtype != np.uint8
+
+
+def require_preprocessing(kind: str) -> None:
+    """Raise `BadInput` unless there is a preprocessing of this name."""
+    if kind not in PREPROCESSING:
+        raise BadInput(f"there is no preprocessing '{kind}'{nearest(kind, PREPROCESSING)}")
+
+
+def chosen_preprocessing(kind: str, *parts: Array) -> str:
+    """What `auto` stands for with these features; any other kind is itself.
+
+    half         images; and bytes and features that all lie in [0, 1], as pixels do
+    none         other whole numbers: they may be tokens
+    standardise  other numbers
+    """
+    require_preprocessing(kind)
+    if kind != "auto":
+        return kind
+    if parts[0].ndim > 2 or parts[0].dtype.kind == "b" or parts[0].dtype == np.uint8:
+        return "half"
+    if parts[0].dtype.kind in "iu":
+        return "none"
+    return "half" if all(x.size == 0 or (x.min() >= 0 and x.max() <= 1) for x in parts) else "standardise"
+
+
 def preprocessing(kind: str, raw_train: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """The shift and scale, (D,) each, of the map x = (raw − shift) / scale.
 
     half         shift 0.5, scale 0.5: [0, 1] becomes [−1, 1]
     standardise  mean and standard deviation of each feature over the training part; scale 1 for a constant feature
     none         shift 0, scale 1
+
+    (`by client`, the fourth kind, is `Federation.standardised_by_client`.)
     """
     samples, width = raw_train.shape
+    kind = chosen_preprocessing(kind, raw_train)
+    assert kind != "by client", "it concerns a federation, not an array"
     if kind == "half":
         return np.full(width, 0.5, dtype=np.float32), np.full(width, 0.5, dtype=np.float32)
     if kind == "none":
         return np.zeros(width, dtype=np.float32), np.ones(width, dtype=np.float32)
-    if kind != "standardise":
-        raise BadInput(f"there is no preprocessing '{kind}'{nearest(kind, PREPROCESSING)}")
     shift = raw_train.mean(axis=0, dtype=np.float64)
     squares = np.zeros(width)
     for start in range(0, samples, BLOCK):

@@ -12,8 +12,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedkin.data.apportion import stratified
+from fedkin.data.division import held_out_rows
+from fedkin.data.encoding import Encoding
 from fedkin.data.streams import stream
+from fedkin.data.target import NUMBERED, Target
 from fedkin.errors import BadInput
+from fedkin.markup import facts_table
 from fedkin.types import Integers
 
 
@@ -22,7 +26,7 @@ class Clients:
     """Samples of C clients: client i holds rows `offsets[i]` to `offsets[i + 1]` of `x` and `y`.
 
     x        (N, D) float32, preprocessed, one flattened sample per row
-    y        (N,)   int64, the class of each sample
+    y        (N,)   int64, the class of each sample, or float32, the number to be predicted
     offsets  (C + 1,) int64, from 0 to N
     names    of the clients, if they have names (a writer's number, for example)
     """
@@ -64,11 +68,12 @@ class Clients:
 
     def held_out(self, share: float, seed: int, numbers: Iterable[int]) -> tuple["Clients", "Clients"]:
         """The same clients without and with only the validation samples, which depend on seed and client number."""
-        y, held = self.y.cpu().numpy(), np.zeros(len(self.y), dtype=np.bool_)
+        # Numbers have no classes: with a stratum for each value, the most frequent values would be held out.
+        y = np.zeros(len(self.y), dtype=np.int64) if self.y.is_floating_point() else self.y.cpu().numpy()
+        held = np.zeros(len(self.y), dtype=np.bool_)
         for client, start, n in zip(numbers, self.offsets[:-1], self.sizes, strict=True):
-            if n >= 2:
-                rng, count = stream(seed, f"validation samples of {client}"), min(max(round(share * n), 1), n - 1)
-                held[start + stratified(y[start : start + n], count, rng)] = True
+            rows = held_out_rows(y[start : start + n], share, seed, f"validation samples of {client}")
+            held[start + rows] = True
         return self.subset(~held), self.subset(held)
 
 
@@ -81,7 +86,7 @@ def from_rows(x: Tensor, y: Tensor, sizes: Integers, names: tuple[str, ...] = ()
 class Federation:
     """Training and testing clients, and the properties common to all of them.
 
-    classes      K, the number of classes
+    classes      K, the number of classes; 1 if a number is predicted
     shape        of one sample: (channels, height, width) for images, (D,) for feature vectors
     shift, scale the preprocessing: x = (raw − shift) / scale, each (D,) float32. Messages are computed from the raw
                  features.
@@ -93,6 +98,9 @@ class Federation:
     kinds        the group of each training client, where clients come in groups that differ
     angles       by which the images of each client are rotated, in degrees counter-clockwise
     newcomers    clients that are never sampled for training, in ascending order
+    whole        whether the raw features are integers other than pixels, such as tokens
+    target       what is predicted
+    encoding     how rows of a table become features; None if the clients' data are arrays
     """
 
     train: Clients
@@ -107,6 +115,9 @@ class Federation:
     kinds: tuple[int, ...] | None = None
     angles: tuple[float, ...] | None = None
     newcomers: tuple[int, ...] = ()
+    whole: bool = False
+    target: Target = NUMBERED
+    encoding: Encoding | None = None
 
     def __post_init__(self) -> None:
         for part, clients in (("training", self.train), ("testing", self.test)):
@@ -137,9 +148,41 @@ class Federation:
                 "clients for training"
             )
 
+    def __repr__(self) -> str:
+        held = f", {len(self.validation.y):,} held out for validation" if self.validation is not None else ""
+        return (
+            f"Federation({self.name}: {len(self.train):,} clients, {len(self.train.y):,} training and "
+            f"{len(self.test.y):,} testing samples{held}, {self.target.counted(self.classes)})"
+        )
+
+    def _repr_html_(self) -> str:
+        sizes = self.train.sizes
+        facts = {
+            "clients": f"{len(self.train):,}"
+            + (f", {len(self.newcomers):,} of them newcomers" if self.newcomers else ""),
+            "training samples": f"{len(self.train.y):,}; {sizes.min():,} to {sizes.max():,} a client",
+            "validation samples": "none" if self.validation is None else f"{len(self.validation.y):,}",
+            "testing samples": f"{len(self.test.y):,} at {len(self.test):,} clients"
+            + ("" if self.paired else ", which are not the training clients"),
+            "shape of a sample": " × ".join(map(str, self.shape)),
+            "to predict": self.target.counted(self.classes),
+            **({"kinds": str(len(set(self.kinds)))} if self.kinds is not None else {}),
+        }
+        return facts_table(f"Federation {self.name}", facts)
+
     def _check_samples(self, part: str, clients: Clients) -> None:
-        if not torch.isfinite(clients.x).all():
-            raise BadInput(f"the {part} features contain NaN or infinite values: remove these samples first")
+        if not (good := torch.isfinite(clients.x)).all():
+            row, feature = (~good).nonzero()[0].tolist()
+            client = int(np.searchsorted(clients.offsets, row, side="right")) - 1
+            name = f"'{clients.names[client]}'" if clients.names else str(client)
+            raise BadInput(
+                f"the {part} features contain NaN or infinite values (the first is feature {feature} of sample "
+                f"{row - clients.offsets[client]} of client {name}): remove these samples first"
+            )
+        if self.target.is_number:
+            if not clients.y.is_floating_point() or not torch.isfinite(clients.y).all():
+                raise BadInput(f"the {part} targets are not all finite numbers: give them as float32")
+            return
         if len(clients.y) and (int(clients.y.min()) < 0 or int(clients.y.max()) >= self.classes):
             raise BadInput(
                 f"{part} labels run from {int(clients.y.min())} to {int(clients.y.max())} "
@@ -150,6 +193,26 @@ class Federation:
     def features(self) -> int:
         """D, the number of features of a sample."""
         return int(self.train.x.shape[1])
+
+    @property
+    def integers(self) -> Tensor | None:
+        """The samples with the smallest and the largest number if all are unchanged integers, (2, D); else None."""
+        if not self.whole or bool(self.shift.any()) or bool((self.scale != 1).any()):
+            return None
+        parts = [part.x for part in (self.train, self.test, self.validation) if part is not None and len(part.x)]
+        least = min((x[int(x.min(dim=1).values.argmin())] for x in parts), key=lambda row: float(row.min()))
+        most = max((x[int(x.max(dim=1).values.argmax())] for x in parts), key=lambda row: float(row.max()))
+        return torch.stack([least, most])
+
+    @property
+    def outputs(self) -> int:
+        """The number of outputs of a model: K scores for K classes, 1 for one of two classes and for a number."""
+        return self.target.outputs(self.classes)
+
+    @property
+    def has_own_scales(self) -> bool:
+        """Whether samples are feature vectors, each feature with a scale of its own, as columns of tables are."""
+        return len(self.shape) == 1 and not bool((self.scale == self.scale[0]).all())
 
     def raw(self, client: int) -> Tensor:
         """The features of a training client before preprocessing, (n, D)."""
@@ -196,6 +259,41 @@ class Federation:
             raise BadInput("this federation has validation samples already: start from the one without them")
         train, validation = self.train.held_out(share, seed, range(len(self.train)))
         return replace(self, train=train, validation=validation)
+
+    def standardised_by_client(self) -> "Federation":
+        """The same federation with every client's features standardised by its own training samples.
+
+        Mean 0 and deviation 1 of each feature at each client; a feature that is constant there becomes 0. Validation
+        and testing samples of a client get the same transform. The features before it are not kept.
+        """
+        if not self.paired:
+            raise BadInput(
+                "features can be standardised by client only if testing client i belongs to training client i: use "
+                "the scheme 'paired', or another preprocessing"
+            )
+        owner = torch.from_numpy(np.repeat(np.arange(len(self.train)), self.train.sizes)).to(self.train.x.device)
+        sizes = torch.from_numpy(self.train.sizes).to(self.train.x.device)[:, None]
+
+        def means(values: Tensor) -> Tensor:
+            zeros = values.new_zeros(len(self.train), self.features, dtype=torch.float64)
+            return zeros.index_add_(0, owner, values.double()) / sizes
+
+        shift = means(self.train.x)
+        scale = means((self.train.x.double() - shift[owner]).square()).sqrt()
+        scale[scale < 1e-6 * shift.abs().clamp(min=1.0)] = 1.0  # constant up to rounding
+
+        def changed(clients: Clients) -> Clients:
+            of = np.repeat(np.arange(len(clients)), clients.sizes)
+            return replace(clients, x=((clients.x.double() - shift[of]) / scale[of]).float())
+
+        return replace(
+            self,
+            train=changed(self.train),
+            test=changed(self.test),
+            validation=changed(self.validation) if self.validation is not None else None,
+            shift=torch.zeros_like(self.shift),
+            scale=torch.ones_like(self.scale),
+        )
 
     def with_newcomers(self, share: float, seed: int = 0) -> "Federation":
         """The same federation with a share of its clients as newcomers, which are never sampled for training.

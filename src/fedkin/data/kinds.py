@@ -77,6 +77,8 @@ def in_kinds(
     of = kind_of_each(clients, kinds, shares, seed=seed)
     number, known = kinds or len(shares), tuple(of.tolist())
     if differ == "permuted":
+        if federation.target.is_number:
+            raise BadInput("numbers to predict cannot be permuted as classes can: use differ = 'rotated'")
         maps = torch.from_numpy(_orders(federation.classes, "classes", number, seed))
         return _changed(federation, "y", lambda i, y: maps.to(y.device)[of[i]][y], copy, kinds=known)
     if len(federation.shape) == 3:

@@ -6,24 +6,23 @@ mix and the same number of samples; a larger a means fewer classes per client, a
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from fedkin.data.apportion import assigned, counts_like, floored, largest_remainders, stratified, without_zeros
-from fedkin.data.dataset import Array, Dataset, from_arrays
+from fedkin.data.assembly import Parts, assembled
+from fedkin.data.dataset import Array, Dataset
 from fedkin.data.draws import Mixes, log_normal_shares, mixes_by_class, mixes_by_client
-from fedkin.data.features import pixels, preprocessing, sample_shape
-from fedkin.data.federation import Clients, Federation, from_rows
+from fedkin.data.federation import Federation
 from fedkin.data.kinds import in_kinds, kind_of_each, require_paired
+from fedkin.data.own_clients import OwnClients
 from fedkin.data.streams import Random, stream
 from fedkin.errors import BadInput, nearest
 from fedkin.types import Floats, Integers
-
-Parts = tuple[tuple[str, ...], list[Integers]]  # the clients' names, or none, and the samples of each
 
 
 def split(
@@ -198,7 +197,7 @@ def _text(value: object) -> str:
 
 
 def federate(
-    dataset: Dataset,
+    dataset: Dataset | OwnClients,
     *,
     clients: int = 100,
     class_imbalance: float = 0.0,
@@ -211,16 +210,19 @@ def federate(
     kind_shares: Sequence[float] = (),
     differ: str = "rotated",
     samples: int = 0,
+    test: float = 0.2,
     validation: float = 0.0,
     newcomers: float = 0.0,
     pooled: bool = False,
-    preprocess: str = "half",
+    preprocess: str = "auto",
+    scale_target: str = "standardise",
     seed: int = 0,
 ) -> Federation:
-    """Divide a data set among clients.
+    """Divide a data set among clients, or the samples of clients that are there already.
 
     Training and testing part are each divided into `clients` clients; the same seed gives the same federation
-    everywhere. See `split` for the imbalances and schemes, and `features.preprocessing` for `preprocess`.
+    everywhere. See `split` for the imbalances and schemes, `features.preprocessing` for `preprocess`, and
+    `Target.scaled` for `scale_target`, the scaling of a number that is predicted.
 
     paired            testing client i has the class mix and the share of samples of training client i, as closely as
                       whole numbers allow, so what it measures is how well a model serves that client
@@ -230,37 +232,63 @@ def federate(
     groups' values. They are paired if the same groups occur in both parts. A testing part without any groups is
     divided evenly among as many testing clients as there are training clients, or samples if those are fewer.
 
+    Clients that are there already (`OwnClients`) keep their samples, and each divides its own.
+
     kinds, kind_shares, differ  clients in groups that differ, see `in_kinds`; with differ = `classes` the groups are
                                 clusters, see `split`
     samples                     at most so many training samples of each client, with its class mix; testing samples
                                 stay (0: all)
+    test                        of clients that are there already: share of each client's samples for testing
     validation                  share of each client's training samples that is held out, see `Federation.held_out`
     newcomers                   share of the clients that are never sampled, see `Federation.with_newcomers`
     pooled                      all training samples in one place, see `Federation.pooled`
     """
-    of: Integers | None = None  # the cluster of each client
-    if group is not None:
-        train, test = _by_origin(dataset, group, seed)
-        paired = train[0] == test[0]
+    imbalance: dict[str, Any] = {"class_imbalance": class_imbalance, "size_imbalance": size_imbalance}
+    imbalance["clusters"] = clusters
+    if isinstance(dataset, OwnClients):
+        unused = {**imbalance, "mixes": mixes, "group": group}
+        if wrong := next((what for what, given in unused.items() if given), None):
+            raise BadInput(f"the clients of {dataset.name} are given with their samples: leave out partition.{wrong}")
+        federation = dataset.federation(
+            test=test,
+            validation=validation,
+            samples=samples,
+            preprocess=preprocess,
+            scale_target=scale_target,
+            seed=seed,
+        )
     else:
-        paired = scheme == "paired"
-        if differ == "classes":
-            require_paired(paired)
-            if clusters:
-                raise BadInput("kinds that differ in their classes are clusters: leave out clusters, or differ")
-            of = kind_of_each(clients, kinds, kind_shares, seed=seed)
-            clusters = int(of.max()) + 1
-        elif clusters > 0:
-            of = np.arange(clients) % clusters
-        settings = {"class_imbalance": class_imbalance, "size_imbalance": size_imbalance, "clusters": clusters}
-        train, test = _divided(dataset, seed, clients=clients, scheme=scheme, mixes=mixes, cluster_of=of, **settings)
-    if samples:
-        train = _limited(train, dataset.y_train, samples, seed)
-    federation = _federation(dataset, train, test, preprocess, paired, None if of is None else tuple(of.tolist()))
-    in_classes = differ == "classes" and of is not None
+        if class_imbalance or clusters or differ in ("permuted", "classes"):
+            dataset.require_classes("class_imbalance, clusters and differ")
+        of: Integers | None = None  # the cluster of each client
+        if group is not None:
+            train, tested = _by_origin(dataset, group, seed)
+            paired = train[0] == tested[0]
+        else:
+            paired = scheme == "paired"
+            if differ == "classes":
+                require_paired(paired)
+                if clusters:
+                    raise BadInput("kinds that differ in their classes are clusters: leave out clusters, or differ")
+                of = kind_of_each(clients, kinds, kind_shares, seed=seed)
+                imbalance["clusters"] = int(of.max()) + 1
+            elif clusters > 0:
+                of = np.arange(clients) % clusters
+            how = {"clients": clients, "mixes": mixes, "cluster_of": of, **imbalance}
+            train, tested = _divided(dataset, seed, scheme, **how)
+        if samples:
+            train = _limited(train, dataset.strata[0], samples, seed)
+        kind = "none" if preprocess == "by client" else preprocess
+        federation = assembled(dataset, train, tested, kind, scale_target, paired=paired)
+        federation = federation if of is None else replace(federation, kinds=tuple(of.tolist()))
+    in_classes = differ == "classes" and federation.kinds is not None
     if not in_classes and (kinds or len(kind_shares) or differ != "rotated"):
         federation = in_kinds(federation, kinds, shares=kind_shares, differ=differ, seed=seed, copy=False)
-    federation = federation.held_out(validation, seed).with_newcomers(newcomers, seed)
+    if federation.validation is None:
+        federation = federation.held_out(validation, seed)
+    federation = federation.with_newcomers(newcomers, seed)
+    if preprocess == "by client" and isinstance(dataset, Dataset):
+        federation = federation.standardised_by_client()
     return federation.pooled(seed) if pooled else federation
 
 
@@ -276,7 +304,7 @@ def _limited(train: Parts, labels: Integers, samples: int, seed: int) -> Parts:
 
 def _divided(dataset: Dataset, seed: int, scheme: str, **settings: Any) -> tuple[Parts, Parts]:
     """Training and testing clients by a scheme."""
-    y_train, y_test = dataset.y_train, dataset.y_test
+    y_train, y_test = dataset.strata
     if scheme == "paired":
         train = split(y_train, scheme=scheme, rng=stream(seed, "paired training clients"), **settings)
         counts = np.array([np.bincount(y_train[part], minlength=dataset.classes) for part in train])
@@ -311,72 +339,9 @@ def _by_origin(dataset: Dataset, group: str, seed: int) -> tuple[Parts, Parts]:
     fit = min(len(train[1]), len(dataset.y_test))
     if fit == 1:
         return train, ((), [np.arange(len(dataset.y_test))])
-    return train, ((), split(dataset.y_test, fit, scheme="paper", rng=stream(seed, "testing clients")))
-
-
-def from_clients(
-    train: Sequence[tuple[ArrayLike, ArrayLike]],
-    test: Sequence[tuple[ArrayLike, ArrayLike]],
-    *,
-    preprocess: str = "half",
-    name: str = "clients",
-) -> Federation:
-    """A federation of existing clients: one pair (features, labels) per client.
-
-    Features and labels are as in `from_arrays`, of the same shape and type at all clients. If there are as many
-    testing as training clients, testing client i belongs to training client i.
-    """
-    (x, y, parts), (x_test, y_test, parts_test) = _joined(train, "training"), _joined(test, "testing")
-    dataset = from_arrays(x, y, x_test, y_test, name=name)
-    return _federation(dataset, ((), parts), ((), parts_test), preprocess, paired=len(train) == len(test))
-
-
-def _joined(clients: Sequence[tuple[ArrayLike, ArrayLike]], part: str) -> tuple[Array, Array, list[Integers]]:
-    """Features and labels of all clients, concatenated, and the rows of each client."""
-    pairs = [(np.asarray(x), np.asarray(y)) for x, y in clients]
-    for i, (x, y) in enumerate(pairs):
-        if x.ndim == 0 or y.ndim == 0 or len(x) != len(y):
-            raise BadInput(
-                f"{part} client {i} has features of shape {x.shape} and labels of shape {y.shape}: "
-                "give one label per sample"
-            )
-        if x.shape[1:] != pairs[0][0].shape[1:] or x.dtype != pairs[0][0].dtype:
-            raise BadInput(
-                f"{part} client {i} has {x.dtype} samples of shape {x.shape[1:]} but client 0 has "
-                f"{pairs[0][0].dtype} samples of shape {pairs[0][0].shape[1:]}: bring them to the same shape and type"
-            )
-    if not pairs:
-        raise BadInput(f"there are no {part} clients: give a pair (features, labels) per client")
-    parts = np.split(np.arange(sum(len(y) for _, y in pairs)), np.cumsum([len(y) for _, y in pairs])[:-1])
-    return np.concatenate([x for x, _ in pairs]), np.concatenate([y for _, y in pairs]), parts
+    return train, ((), split(dataset.strata[1], fit, scheme="paper", rng=stream(seed, "testing clients")))
 
 
 def _named(groups: Array) -> Parts:
     found = by_group(groups)
     return tuple(name for name, _ in found), [part for _, part in found]
-
-
-def _federation(
-    dataset: Dataset, train: Parts, test: Parts, preprocess: str, paired: bool, kinds: tuple[int, ...] | None = None
-) -> Federation:
-    """Order the samples by client and preprocess them."""
-    raw_train = pixels(dataset.x_train[np.concatenate(train[1])])
-    shift, scale = preprocessing(preprocess, raw_train)
-
-    def clients(raw: NDArray[np.float32], y: Integers, parts: Parts) -> Clients:
-        raw -= shift  # in place: a copy of the training part can be the largest array in memory
-        raw /= scale
-        sizes = np.array([len(part) for part in parts[1]])
-        return from_rows(torch.from_numpy(raw), torch.from_numpy(y[np.concatenate(parts[1])]), sizes, parts[0])
-
-    return Federation(
-        train=clients(raw_train, dataset.y_train, train),
-        test=clients(pixels(dataset.x_test[np.concatenate(test[1])]), dataset.y_test, test),
-        classes=dataset.classes,
-        shape=sample_shape(dataset.x_train),
-        shift=torch.from_numpy(shift),
-        scale=torch.from_numpy(scale),
-        name=dataset.name,
-        paired=paired,
-        kinds=kinds,
-    )

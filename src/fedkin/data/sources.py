@@ -10,6 +10,7 @@ import os
 import zipfile
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -22,7 +23,15 @@ __all__ = ["SOURCES", "Dataset", "from_arrays", "load"]
 SOURCES = ("digits", *HUB)
 
 
-def load(source: str | Path = "digits", data_dir: Path | None = None, *, seed: int = 0) -> Dataset:
+def load(
+    source: str | Path = "digits",
+    data_dir: Path | None = None,
+    *,
+    seed: int = 0,
+    task: str = "auto",
+    test: float = 0.2,
+    within: str | None = None,
+) -> Dataset:
     """A data set from an npz file, or by name: `digits mnist fashion_mnist femnist cifar10 cifar100`.
 
     A named data set is read from NAME.npz in `data_dir` (default: the environment variable FEDKIN_DATA) or in the
@@ -32,36 +41,43 @@ def load(source: str | Path = "digits", data_dir: Path | None = None, *, seed: i
     entry per sample are groups. A file without a testing part (`x y`, or only `x_train y_train`) is split
     80:20, in the same way for the same seed. Images in files whose name begins with femnist are inverted if
     their background is white, to match MNIST.
+
+    task          what `y` is: `classes`, `binary`, `regression`, or `auto`, which decides by its values
+    test, within  the share of the testing part that is split off, and the group within which; see `from_arrays`
     """
+    part: dict[str, Any] = {"seed": seed, "test": test, "within": within}
     if str(source).lower().endswith(".npz"):
-        path = _expanded(Path(source))
+        path = expanded(Path(source))
         if not path.exists():
             raise BadInput(f"there is no file {path}: give the path of an npz file")
-        return _from_npz(path, path.stem, seed)
+        return _from_npz(path, path.stem, task=task, **part)
     name = str(source)
+    if name in SOURCES and task == "auto":
+        task = "classes"
     if name == "digits":
         with resources.as_file(resources.files("fedkin") / "data" / "digits.npz") as path:
-            arrays = _read(path)
-        return from_arrays(arrays["x"].astype(np.float32) / 16, arrays["y"], name=name, seed=seed)
-    if name not in HUB:
-        raise BadInput(
-            f"there is no data set '{name}'{nearest(name, SOURCES)}: give a name, or a path that ends in .npz"
-        )
+            arrays = read_npz(path)
+        return from_arrays(arrays["x"].astype(np.float32) / 16, arrays["y"], name=name, task=task, **part)
     cache = _cache_dir()
     if data_dir is None:
         data_dir = Path(given) if (given := os.environ.get("FEDKIN_DATA")) else cache
-    home = _expanded(Path(data_dir))
+    home = expanded(Path(data_dir))
     for folder in (home, cache):
         if (path := folder / f"{name}.npz").exists():
-            return _from_npz(path, name, seed)
-    return _from_npz(download(name, home), name, seed)
+            return _from_npz(path, name, task=task, **part)
+    if name not in HUB:
+        raise BadInput(
+            f"there is no data set '{name}'{nearest(name, SOURCES)}: give a name, the path of an npz, CSV or Parquet "
+            "file, or a folder with a file for each client"
+        )
+    return _from_npz(download(name, home), name, task=task, **part)
 
 
 def _cache_dir() -> Path:
-    return _expanded(Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")) / "fedkin"
+    return expanded(Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")) / "fedkin"
 
 
-def _expanded(path: Path) -> Path:
+def expanded(path: Path) -> Path:
     """A path with the home directory for `~`."""
     try:
         return path.expanduser()
@@ -69,7 +85,8 @@ def _expanded(path: Path) -> Path:
         raise BadInput(f"the home directory in {path} is unknown: give the whole path") from None
 
 
-def _read(path: Path) -> dict[str, Array]:
+def read_npz(path: Path) -> dict[str, Array]:
+    """The arrays of an npz file."""
     try:
         file = np.load(path, allow_pickle=False)
         if isinstance(file, np.ndarray):
@@ -88,8 +105,8 @@ def _read(path: Path) -> dict[str, Array]:
     return {key: array for key, array in arrays.items() if isinstance(array, np.ndarray)}
 
 
-def _from_npz(path: Path, name: str, seed: int) -> Dataset:
-    arrays = _read(path)
+def _from_npz(path: Path, name: str, **how: Any) -> Dataset:
+    arrays = read_npz(path)
     if "x_train" not in arrays and "x" in arrays:
         arrays = {key if key.endswith("_train") else f"{key}_train": array for key, array in arrays.items()}
     for part in ("train", "test"):
@@ -121,5 +138,5 @@ def _from_npz(path: Path, name: str, seed: int) -> Dataset:
         groups=groups("train"),
         groups_test=groups("test"),
         name=name,
-        seed=seed,
+        **how,
     )
