@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from conftest import small_federation
-from fedkin.engine.metrics import Scores, measure, rounds_to, score
+from fedkin.data.measure import ACCURACY, MSE
+from fedkin.engine.metrics import Scores, measure, score
 from fedkin.errors import BadInput
 from fedkin.models import MLP, Model, Module, Softmax, build_model
 
@@ -94,7 +95,7 @@ class WithStatistics(nn.Module):
 @pytest.mark.parametrize(
     ("kind", "settings", "says"),
     [
-        ("sofmax", {}, "unknown model 'sofmax' (did you mean 'softmax'?)"),
+        ("sofmax", {}, "unknown model 'sofmax' (choose from: linear, mlp)"),
         ("nowhere.to:be", {}, "the model 'nowhere.to:be' cannot be imported"),
         ("torch.nn:Lineal", {}, "cannot be imported"),
         ("torch.nn:Linear", {"in_features": 5}, "cannot be built with"),
@@ -108,7 +109,7 @@ class WithStatistics(nn.Module):
 )
 def test_bad_models(kind: str | nn.Module, settings: dict[str, int], says: str) -> None:
     with pytest.raises(BadInput) as error:
-        build_model(small_federation(), kind, **settings)
+        build_model(small_federation(), kind, **settings)  # type: ignore[arg-type]
     assert says in str(error.value)
 
 
@@ -117,15 +118,15 @@ def test_bad_models(kind: str | nn.Module, settings: dict[str, int], says: str) 
 
 def test_scores_by_hand() -> None:
     """Two clients of 1 and 3 samples with accuracies 1 and ⅓: together (1·1 + 3·⅓)/4 = ½, the worst of them ⅓."""
-    scores = Scores(np.array([2.0, 4.0]), np.array([1.0, 1 / 3]), np.array([1, 3]))
-    assert scores.accuracy == pytest.approx(0.5)
+    scores = Scores(np.array([2.0, 4.0]), np.array([1.0, 1 / 3]), np.array([1, 3]), ACCURACY)
+    assert scores.value == pytest.approx(0.5)
     assert scores.loss == pytest.approx(3.5)
     assert scores.worst_decile == pytest.approx(1 / 3)
 
 
 def test_worst_decile_is_a_tenth_of_the_clients() -> None:
     accuracies = np.linspace(0, 1, 30)
-    scores = Scores(np.zeros(30), accuracies, np.ones(30, dtype=np.int64))
+    scores = Scores(np.zeros(30), accuracies, np.ones(30, dtype=np.int64), ACCURACY)
     assert scores.worst_decile == pytest.approx(accuracies[:3].mean())
 
 
@@ -136,7 +137,7 @@ def test_score_of_the_zero_model() -> None:
     (scores,) = score(Softmax(5, 3), w[None], federation.train, l2=[2.0])
     np.testing.assert_allclose(scores.losses, math.log(3), rtol=1e-6)
     zeros = federation.train.class_counts(3)[:, 0] / federation.train.sizes
-    np.testing.assert_allclose(scores.accuracies, zeros)
+    np.testing.assert_allclose(scores.values, zeros)
     w += 0.5
     assert score(Softmax(5, 3), w[None], federation.train, [2.0])[0].loss == pytest.approx(math.log(3) + len(w) * 0.25)
 
@@ -152,6 +153,8 @@ def test_measure_has_every_quantity() -> None:
 
 
 def test_rounds_to() -> None:
-    assert rounds_to(0.3, [0.3]) == 0
-    assert rounds_to(0.3, [0.1, float("nan"), 0.2999, 0.31, 0.1]) == 3
-    assert rounds_to(0.3, [0.1]) is None
+    assert ACCURACY.rounds_to(0.3, [0.3]) == 0
+    assert ACCURACY.rounds_to(0.3, [0.1, float("nan"), 0.2999, 0.31, 0.1]) == 3
+    assert ACCURACY.rounds_to(0.3, [0.1]) is None
+    assert MSE.rounds_to(0.3, [0.4, float("nan"), 0.3]) == 2
+    assert MSE.rounds_to(None, [0.1]) is None

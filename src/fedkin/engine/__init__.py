@@ -3,14 +3,17 @@
 simulation.py  `Simulation`, `State`: a run and its state after a round
 local_work.py  the loop over local steps
 cohorts.py     `Cohort`: clients that are processed together, and the space of their steps
+optimizers.py  momentum, Adam and weight decay at the clients
+traffic.py     bytes that are exchanged
 lanes.py       runs that differ in hyper-parameters, executed together
-metrics.py     loss and accuracy of the global model
-own.py         loss and accuracy of personal models
+metrics.py     loss and main measure of the global model
+own.py         the same of personal models
+scores.py      AUC, confusion matrix, R² and others, after the last round
 spaces/        the spaces in which local steps are computed
 """
 
 from fedkin.engine.cohorts import Cohort
-from fedkin.engine.metrics import Scores, measure, rounds_to, score
+from fedkin.engine.metrics import Scores, measure, score
 from fedkin.engine.own import own_models, own_scores
 from fedkin.engine.simulation import Simulation, State
 
@@ -22,6 +25,5 @@ __all__ = [
     "measure",
     "own_models",
     "own_scores",
-    "rounds_to",
     "score",
 ]

@@ -16,7 +16,7 @@ from fedkin.algorithms.local import Local
 from fedkin.engine.spaces.fused import Fused
 from fedkin.engine.spaces.plain import Plain
 from fedkin.engine.spaces.samples import FEW, Samples
-from fedkin.models import Layered, Model, Softmax
+from fedkin.models import CrossEntropy, Layered, Linear, Model
 
 # Maximum size of a cohort's working set, in float32 numbers, so that it stays in the cache: batches of samples in a
 # core's own cache, Gram matrices in its share of the common cache.
@@ -77,7 +77,7 @@ class Steps:
         model = self.model
         if not self.linear:
             return dict.fromkeys(sizes, Plain)
-        if not isinstance(model, Layered):
+        if not isinstance(model, Layered) or self.local.optimizer == "adam":  # which computes with single parameters
             return dict.fromkeys(sizes, Fused)
         not_tiny = compiled_samples() if self._compilable(sizes) else Samples
         pay = {n: samples_pay(self.local, n, model, self.returning) for n in set(sizes)}
@@ -85,12 +85,14 @@ class Steps:
 
     def _compilable(self, sizes: Sequence[int]) -> bool:
         """Whether compiled steps support these steps and are worth loading."""
-        if not isinstance(self.model, Softmax) or self.device.type != "cpu":
+        if not isinstance(self.model, Linear) or self.device.type != "cpu":
+            return False
+        if not isinstance(self.model.loss, CrossEntropy):  # all that the kernels can do
             return False
         if not self.tracks or self.local.clip is not None or not (self.returning and self.repeated):
             return False
-        work = sum(cost(self.local, n, self.model.first.inputs, in_samples=True) for n in sizes) * self.model.classes
-        return work > MUCH and self.lanes * (self.model.classes - 1) >= FEWEST_ROWS
+        work = sum(cost(self.local, n, self.model.first.inputs, in_samples=True) for n in sizes) * self.model.outputs
+        return work > MUCH and self.lanes * (self.model.outputs - 1) >= FEWEST_ROWS
 
 
 @cache

@@ -16,6 +16,7 @@ from fedkin.algorithms import ClientRows, Lanes, Local
 from fedkin.algorithms.base import Algorithm
 from fedkin.algorithms.lanes import lane_key, side_by_side
 from fedkin.engine.simulation import Simulation, State
+from fedkin.engine.traffic import lane_parts
 
 # Maximum size of the models of all clients in a group of lanes, in float32 numbers.
 MOST_NUMBERS = 1 << 28
@@ -35,7 +36,8 @@ def together(simulations: Sequence[Simulation]) -> Simulation:
     first = simulations[0]
     if len(simulations) == 1:
         return first
-    algorithm = Lanes([_general(simulation) for simulation in simulations])
+    given = [simulation.algorithm for simulation in simulations if isinstance(simulation.algorithm, Algorithm)]
+    algorithm = Lanes([_general(simulation) for simulation in simulations], given)
     return replace(first, algorithm=algorithm, local=_locals([s.local for s in simulations]))
 
 
@@ -87,15 +89,9 @@ def parted(state: State, simulations: Sequence[Simulation]) -> list[State]:
     """The states of the runs of a group: the inverse of `joined`."""
     if len(simulations) == 1:
         return [state]
-    tiny = torch.zeros(1, 1)
     lanes = []
     for lane, simulation in enumerate(simulations):
-        algorithm = simulation.algorithm.at(state.round)
-        server = {name: lane_of(state.server[name], lane) for name in algorithm.start(tiny, simulation.available(0))}
-        memory = {name: lane_of(rows, lane) for name, rows in state.memory.items()}
+        algorithm, first = simulation.algorithm.at(state.round), simulation.available(0)
+        server, memory = lane_parts(algorithm, state.server, state.memory, first, lane)
         lanes.append(State(server, memory, state.round, state.spaces))
     return lanes
-
-
-def lane_of(value: Any, lane: int) -> Any:
-    return value.lane(lane) if isinstance(value, ClientRows) else value[lane]

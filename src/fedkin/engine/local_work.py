@@ -10,6 +10,7 @@ from torch import Tensor
 from fedkin.algorithms import Algorithm, Local
 from fedkin.algorithms.rounds import random_numbers
 from fedkin.data.federation import Clients
+from fedkin.engine.optimizers import optimizer_of
 from fedkin.engine.spaces.plain import Space
 from fedkin.engine.spaces.script import Script
 from fedkin.errors import BadInput
@@ -26,14 +27,16 @@ def take_steps(algorithm: Algorithm, space: Space, got: Tensors, memory: Tensors
 def walk(algorithm: Algorithm, space: Any, got: Any, memory: Any, steps: int) -> dict[str, Any]:
     """The loop over local steps. Returns `w` and the clients' memory by name, as vectors of the space."""
     received, remembered = space.lift(got, memory)
-    vectors = {"w": received["model"], **remembered}
+    optimizer = optimizer_of(algorithm, space.local)
+    vectors = {"w": received["model"], **remembered, **optimizer.start(received["model"])}
     # Suppress overflow warnings: a diverging lane is reported by the engine.
     with np.errstate(all="ignore"):
         for k in range(steps):
             own = {name: vectors[name] for name in remembered}
             w, changed = algorithm.step(vectors["w"], received, own, space.gradient(k))
-            vectors = space.settle(k, {"w": w, **changed}, vectors)
-    return vectors
+            w, state = optimizer.moved(space, vectors["w"], w, vectors)
+            vectors = space.settle(k, {"w": w, **changed, **state}, vectors)
+    return {name: vectors[name] for name in ("w", *remembered)}
 
 
 def script_of(
@@ -56,7 +59,7 @@ def batches_of_client(local: Local, samples: int, seed: int, round: int, client:
 
 
 class SampleLosses:
-    """Cross-entropy of the clients' models on their training samples: the `Losses` of an algorithm."""
+    """Loss of the clients' models on their training samples: the `Losses` of an algorithm."""
 
     def __init__(self, model: Model, clients: Clients, who: Integers, validation: Clients | None = None) -> None:
         self.model, self.clients, self.who, self.validation = model, clients, who, validation
@@ -66,7 +69,7 @@ class SampleLosses:
         rows, w = self.clients.rows(int(self.who[place])), models[..., place, :]
         z = self.model.scores(w.reshape(-1, w.shape[-1]), self.clients.x[rows])
         y = self.clients.y[rows].expand(len(z), -1)
-        return torch.nn.functional.cross_entropy(z, y, reduction="none").view(*w.shape[:-1], -1)
+        return self.model.loss.each(z, y).view(*w.shape[:-1], -1)
 
     def __call__(self, models: Tensor) -> Tensor:
         each = [self._of(models, place) for place in range(len(self.who))]
@@ -85,8 +88,12 @@ class SampleLosses:
                 "the algorithm compares models on validation samples, and the federation has none: "
                 "use federation.held_out(0.2), or partition.validation = 0.2"
             )
-        with_samples = np.flatnonzero(self.validation.sizes[self.who])
-        losses = models.new_zeros(*models.shape[:-1], 1)
-        known = SampleLosses(self.model, self.validation, self.who[with_samples])
-        losses[..., with_samples, :] = known.mean(models[..., with_samples, :])
-        return losses
+        known = SampleLosses(self.model, self.validation, self.who)
+        found = models.new_zeros(*models.shape[:-1], 3)
+        for place, samples in enumerate(self.validation.sizes[self.who].tolist()):
+            if samples:
+                each = known._of(models, place)
+                found[..., place, 0] = each[..., ::2].mean(-1)
+                found[..., place, 1] = each[..., 1::2].mean(-1) if samples > 1 else each[..., 0]
+                found[..., place, 2] = samples
+        return found

@@ -1,8 +1,8 @@
-"""Measurements after every round: loss and accuracy at all clients."""
+"""Measurements after every round: loss and main measure at all clients."""
 
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,19 +10,33 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedkin.data.federation import Clients, Federation
+from fedkin.data.measure import Measure
 from fedkin.models import Model
+from fedkin.types import Integers
 
-# Samples scored at once: large enough for efficient products, small enough that scores of many classes fit.
-ROWS = 4096
+# Samples scored at once: enough for efficient products, but the output of the largest layer must fit into the cache.
+FEWEST_ROWS_AT_ONCE, MOST_ROWS_AT_ONCE, LAYER_NUMBERS = 64, 4096, 1 << 20
+
+
+def rows_at_once(model: Model, features: int) -> int:
+    """Number of samples that are scored at once.
+
+    >>> from fedkin.models import Softmax
+    >>> rows_at_once(Softmax(784, 10), 784)
+    1337
+    """
+    largest = max(getattr(model, "activations", 0), features)
+    return min(max(LAYER_NUMBERS // largest, FEWEST_ROWS_AT_ONCE), MOST_ROWS_AT_ONCE)
 
 
 @dataclass(frozen=True)
 class Scores:
-    """Loss and accuracy at each client, and number of samples: (C,) each."""
+    """Loss and main measure (accuracy, or mean squared error) at each client, and number of samples: (C,) each."""
 
     losses: NDArray[np.float64]
-    accuracies: NDArray[np.float64]
+    values: NDArray[np.float64]
     sizes: NDArray[np.int64]
+    measure: Measure
 
     @property
     def loss(self) -> float:
@@ -30,54 +44,65 @@ class Scores:
         return float(self.losses @ self.sizes / self.sizes.sum())
 
     @property
-    def accuracy(self) -> float:
-        """Σ (Nᵢ/N) accuracyᵢ, the paper's accuracy."""
-        return float(self.accuracies @ self.sizes / self.sizes.sum())
+    def value(self) -> float:
+        """Σ (Nᵢ/N) valueᵢ; of accuracies, the paper's accuracy."""
+        return float(self.values @ self.sizes / self.sizes.sum())
 
     @property
     def worst_decile(self) -> float:
-        """Mean accuracy of the tenth of the clients (at least one) with the lowest accuracy."""
-        worst = np.sort(self.accuracies)[: max(1, len(self.accuracies) // 10)]
-        return float(worst.mean())
+        """Mean over the tenth of the clients (at least one) with the worst values."""
+        return self.measure.worst_decile(self.values)
+
+    def of(self, who: Integers) -> "Scores":
+        """The scores of some of the clients."""
+        return Scores(self.losses[who], self.values[who], self.sizes[who], self.measure)
 
 
 def score(model: Model, w: Tensor, clients: Clients, l2: Sequence[float] = (0.0,)) -> list[Scores]:
-    """Loss (cross-entropy plus λ/2 ‖w‖²) and accuracy at every client, for each model of w (L, P)."""
+    """Loss (plus λ/2 ‖w‖²) and main measure at every client, for each model of w (L, P)."""
     lanes, samples = len(w), len(clients.y)
-    loss, right = torch.empty(2, lanes, samples, device="cpu")
-    for first in range(0, samples, ROWS):
-        rows = slice(first, first + ROWS)
-        z, y = model.scores(w, clients.x[rows]), clients.y[rows].expand(lanes, -1)
-        loss[:, rows] = torch.nn.functional.cross_entropy(z, y, reduction="none").cpu()
-        right[:, rows] = (z.argmax(dim=-2) == y).float().cpu()
+    loss, value = torch.empty(2, lanes, samples, device="cpu")
+    size = rows_at_once(model, clients.x.shape[1])
+    with torch.no_grad():
+        for first in range(0, samples, size):
+            rows = slice(first, first + size)
+            z, y = model.scores(w, clients.x[rows]), clients.y[rows].expand(lanes, -1)
+            loss[:, rows] = model.loss.each(z, y).cpu()
+            value[:, rows] = model.loss.measured(z, y).cpu()
     starts, sizes = clients.offsets[:-1], clients.sizes
     penalties = np.array(l2) / 2 * (w.double() ** 2).sum(dim=1).cpu().numpy()
     mean_loss = np.add.reduceat(loss.double().numpy(), starts, axis=1) / sizes + penalties[:, None]
-    accuracy = np.add.reduceat(right.double().numpy(), starts, axis=1) / sizes
-    return [Scores(mean_loss[lane], accuracy[lane], sizes) for lane in range(lanes)]
+    values = np.add.reduceat(value.double().numpy(), starts, axis=1) / sizes
+    return [Scores(mean_loss[lane], values[lane], sizes, model.loss.measure) for lane in range(lanes)]
 
 
-def measure(model: Model, w: Tensor, federation: Federation, l2: Sequence[float] = (0.0,)) -> list[dict[str, float]]:
-    """The record of a round for each model of w (L, P): losses, accuracies and the worst decile of testing clients."""
-    pairs = zip(score(model, w, federation.train, l2), score(model, w, federation.test, l2), strict=True)
+def measure(
+    model: Model, w: Tensor, federation: Federation, l2: Sequence[float] = (0.0,), *, training: bool = True
+) -> list[dict[str, float]]:
+    """The record of a round for each model of w (L, P): losses, main measure, worst decile of clients.
+
+    training  whether training clients are measured, too
+    """
+    name, testing = model.loss.measure.name, score(model, w, federation.test, l2)
+    if not training:
+        return [
+            {"test_loss": test.loss, f"test_{name}": test.value, "worst_decile": test.worst_decile} for test in testing
+        ]
     return [
         {
             "train_loss": train.loss,
             "test_loss": test.loss,
-            "train_accuracy": train.accuracy,
-            "test_accuracy": test.accuracy,
+            f"train_{name}": train.value,
+            f"test_{name}": test.value,
             "worst_decile": test.worst_decile,
         }
-        for train, test in pairs
+        for train, test in zip(score(model, w, federation.train, l2), testing, strict=True)
     ]
 
 
-def rounds_to(threshold: float, accuracy: Sequence[float] | NDArray[np.float64]) -> int | None:
-    """The first round after which the accuracy is at least the threshold, or None.
+def has_diverged(record: Mapping[str, Any]) -> bool:
+    """Whether the loss in a record is no longer finite: that of training clients, or of testing clients without them.
 
-    Rounds count from 0, as in the paper's published results.
-
-    >>> rounds_to(0.5, [0.1, 0.5, 0.7])
-    1
+    A record without measurements says nothing: then the model must be looked at.
     """
-    return next((t for t, a in enumerate(accuracy) if not math.isnan(a) and a >= threshold), None)
+    return record.get("train_loss", record.get("test_loss", 0.0)) is None

@@ -22,8 +22,10 @@ def own_models(simulation: Simulation, state: State) -> list[Record]:
     own_test_*, own_worst_decile  of personal models on their clients' own testing samples
     validation_*                  on the validation samples, if there are any; of the global model if there are no
                                   personal ones
-    newcomer_test_accuracy        of newcomers' personal models on their own testing samples
-    newcomer_global_accuracy      of the global model on these samples
+    newcomer_test_*               of newcomers' personal models on their own testing samples
+    newcomer_global_*             of the global model on these samples
+
+    * is `loss` or the name of the main measure, `accuracy` or `mse`; of newcomers there is only the latter.
 
     The first two are of all clients but newcomers. Empty if there is nothing to measure: testing samples belong to
     training clients only in a paired federation.
@@ -40,31 +42,29 @@ def own_models(simulation: Simulation, state: State) -> list[Record]:
         found = own_scores(simulation, state, parts)
     else:
         found = {name: score(simulation.model, lanes, clients) for name, clients in parts.items()}
+    measure = simulation.model.loss.measure.name
     records: list[Record] = [{} for _ in lanes]
     for name, scores in found.items():
         for record, each in zip(records, scores, strict=True):
-            one = _of_clients(each, trained)
-            record |= {f"{name}_loss": one.loss, f"{name}_accuracy": one.accuracy}
+            one = each.of(trained)
+            record |= {f"{name}_loss": one.loss, f"{name}_{measure}": one.value}
             if name == "own_test":
                 record["own_worst_decile"] = one.worst_decile
                 if len(newcomers):
-                    record["newcomer_test_accuracy"] = _of_clients(each, newcomers).accuracy
+                    record[f"newcomer_test_{measure}"] = each.of(newcomers).value
     if len(newcomers) and federation.paired:
         for record, one in zip(
             records, score(simulation.model, lanes, federation.test.reordered(newcomers.tolist())), strict=True
         ):
-            record["newcomer_global_accuracy"] = one.accuracy
+            record[f"newcomer_global_{measure}"] = one.value
     return records if any(records) else []
 
 
-def _of_clients(scores: Scores, who: Integers) -> Scores:
-    return Scores(scores.losses[who], scores.accuracies[who], scores.sizes[who])
-
-
 def own_scores(simulation: Simulation, state: State, parts: dict[str, Clients]) -> dict[str, list[Scores]]:
-    """Loss and accuracy of every client's model on its own samples, for each part and lane."""
+    """Loss and main measure of every client's model on its own samples, for each part and lane."""
     found: dict[str, list[tuple[torch.Tensor, torch.Tensor]]] = {name: [] for name in parts}
     seen: list[int] = []
+    target_loss = simulation.model.loss
     for who, models in models_of(simulation, state):
         seen += who.tolist()
         for place, client in enumerate(who.tolist()):
@@ -72,40 +72,23 @@ def own_scores(simulation: Simulation, state: State, parts: dict[str, Clients]) 
                 rows = clients.rows(client)
                 z = simulation.model.scores(models[:, place], clients.x[rows])
                 y = clients.y[rows].expand(len(models), -1)
-                loss = torch.nn.functional.cross_entropy(z, y, reduction="none").double().mean(-1)
-                found[name].append((loss, (z.argmax(dim=-2) == y).double().mean(-1)))
+                each = target_loss.each(z, y), target_loss.measured(z, y)
+                found[name].append((each[0].double().mean(-1), each[1].double().mean(-1)))
     scores, order = {}, np.argsort(seen)
     for name, pieces in found.items():
-        losses, accuracies = (torch.stack(part, dim=-1).cpu().numpy()[:, order] for part in zip(*pieces, strict=True))
-        scores[name] = [Scores(*both, parts[name].sizes) for both in zip(losses, accuracies, strict=True)]
+        losses, values = (torch.stack(part, dim=-1).cpu().numpy()[:, order] for part in zip(*pieces, strict=True))
+        sizes, measure = parts[name].sizes, target_loss.measure
+        scores[name] = [Scores(*both, sizes, measure) for both in zip(losses, values, strict=True)]
     return scores
 
 
-def client_table(simulation: Simulation, state: State) -> list[Record]:
-    """For each client of a paired federation: samples, kind, and the accuracy of the global and of its own model."""
-    federation = simulation.federation
-    if not federation.paired:
-        return []
-    (everyone,) = score(simulation.model, state.model[None], federation.test)
-    own = everyone
-    if simulation.algorithm.at(state.round).is_personal:
-        (own,) = own_scores(simulation, state, {"test": federation.test})["test"]
-    names = federation.train.names or tuple(str(i) for i in range(len(federation.train)))
-    classes = federation.train.class_counts(federation.classes)
-    return [
-        {
-            "client": name,
-            "samples": int(federation.train.sizes[i]),
-            "main_class": int(classes[i].argmax()),
-            "main_share": float(classes[i].max() / classes[i].sum()),
-            **({"kind": federation.kinds[i]} if federation.kinds is not None else {}),
-            **({"angle": federation.angles[i]} if federation.angles is not None else {}),
-            **({"newcomer": True} if i in federation.newcomers else {}),
-            "global_accuracy": float(everyone.accuracies[i]),
-            "own_accuracy": float(own.accuracies[i]),
-        }
-        for i, name in enumerate(names)
-    ]
+def client_notes(simulation: Simulation, state: State) -> list[Record]:
+    """What the algorithm decided for each client, in the order of the clients."""
+    algorithm = simulation.algorithm.at(state.round)
+    found: dict[int, Record] = {}
+    for round, server, _ in _blocks(simulation, state):
+        found.update(zip(round.who.tolist(), algorithm.client_notes(server, round), strict=False))
+    return [found[i] for i in sorted(found)]
 
 
 def kin_graph(simulation: Simulation, state: State) -> csr_array | None:
@@ -122,13 +105,19 @@ def kin_graph(simulation: Simulation, state: State) -> csr_array | None:
     return csr_array(vstack(rows, format="csr")[np.argsort(seen)])
 
 
-def models_of(simulation: Simulation, state: State) -> Iterator[tuple[Integers, torch.Tensor]]:
+def own_model(simulation: Simulation, state: State, client: int) -> torch.Tensor:
+    """The personal model of one client, (P,); of a single lane."""
+    ((_, models),) = models_of(simulation, state, only=client)
+    return models[0, 0]
+
+
+def models_of(simulation: Simulation, state: State, only: int | None = None) -> Iterator[tuple[Integers, torch.Tensor]]:
     """Personal models in blocks of clients: client indices (m,) and models (L, m, P). Newcomers come last.
 
     A newcomer has kept nothing from earlier rounds. If the algorithm needs that, the newcomer works one round first.
     """
     algorithm = simulation.algorithm.at(state.round)
-    for round, server, new in _blocks(simulation, state):
+    for round, server, new in _blocks(simulation, state, only):
         memory = {name: rows.at(round.who) for name, rows in state.memory.items()}
         got = algorithm.send(server, round)
         if new and memory:
@@ -142,10 +131,11 @@ def models_of(simulation: Simulation, state: State) -> Iterator[tuple[Integers, 
         yield round.who, models if models.dim() == 3 else models[None]
 
 
-def _blocks(simulation: Simulation, state: State) -> Iterator[tuple[Round, ServerState, bool]]:
-    """All clients in blocks: the round, the server state that serves them, and whether they are newcomers."""
+def _blocks(simulation: Simulation, state: State, only: int | None = None) -> Iterator[tuple[Round, ServerState, bool]]:
+    """All clients, or only one, in blocks: the round, the server state that serves them, whether they are newcomers."""
     newcomers = np.array(simulation.federation.newcomers, dtype=np.int64)
-    for clients, new in ((simulation.trained_clients, False), (newcomers, True)):
+    for everyone, new in ((simulation.trained_clients, False), (newcomers, True)):
+        clients = everyone if only is None else everyone[everyone == only]
         for first in range(0, len(clients), CLIENTS):
             who = clients[first : first + CLIENTS]
             server = _welcomed(simulation, state, who) if new else state.server

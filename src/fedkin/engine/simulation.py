@@ -19,15 +19,19 @@ import torch
 from torch import Tensor
 
 from fedkin.algorithms import Algorithm, ClientRows, Lanes, Local, Round, ServerState, trial
+from fedkin.algorithms.base import row_bytes
 from fedkin.algorithms.rounds import PURPOSES
 from fedkin.buffers import room
 from fedkin.data.federation import Federation
 from fedkin.engine.cohorts import Cohort, Steps, Where, cohorts_of
 from fedkin.engine.local_work import SampleLosses, batches_of_client, script_of, take_steps
+from fedkin.engine.optimizers import check_optimizer, refuse_adam
+from fedkin.engine.spaces.fused import Fused
 from fedkin.engine.spaces.plain import Plain, is_run
 from fedkin.engine.spaces.prepared import prepare
 from fedkin.engine.spaces.samples import Samples
 from fedkin.engine.spaces.script import Script
+from fedkin.engine.traffic import Traffic, lane_traffic, traffic_of
 from fedkin.errors import BadInput
 from fedkin.graph.similarity import SimilarityGraph
 from fedkin.memory import check_memory
@@ -42,12 +46,14 @@ class State:
     server  server state, by name
     memory  state of the clients, by name, as `ClientRows`
     spaces  number of sampled clients of the last round per space
+    traffic what was exchanged in the last round, of each lane
     """
 
     server: ServerState
     memory: dict[str, Any] = field(default_factory=dict)
     round: int = 0
     spaces: dict[str, int] = field(default_factory=dict, compare=False)
+    traffic: tuple[Traffic, ...] = field(default=(), compare=False)
 
     @property
     def model(self) -> Tensor:
@@ -77,6 +83,7 @@ class Simulation:
     # Caches of earlier rounds; `dataclasses.replace` begins with empty ones.
     _kept: dict[bytes, Samples] = field(default_factory=dict, init=False, repr=False, compare=False)
     _scripts: list[Script] = field(default_factory=list, init=False, repr=False, compare=False)
+    _traffic: dict[Any, tuple[Traffic, ...]] = field(default_factory=dict, init=False, repr=False, compare=False)
     _trial: list[tuple[Any, ...]] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -86,6 +93,7 @@ class Simulation:
         if self.device.type == "cpu":  # the global model, and those that the sampled clients end with
             lanes = len(self.algorithm) if isinstance(self.algorithm, Lanes) else 1
             check_memory(lanes * (1 + (self.take_part or clients)) * self.model.size)
+        check_optimizer(self.algorithm, self.local)
 
     @property
     def all_sampled(self) -> bool:
@@ -119,7 +127,27 @@ class Simulation:
         replies, kept, spaces = self.work(algorithm, algorithm.work(self.local), round, got, memory)
         memory = {name: state.memory[name].updated(round.who, value) for name, value in kept.items()}
         server = algorithm.combine(state.server, replies, round)
-        return State(server, {**state.memory, **memory}, state.round + 1, spaces)
+        traffic = self._exchanged(algorithm, state, round, got, replies)
+        return State(server, {**state.memory, **memory}, state.round + 1, spaces, traffic)
+
+    def _exchanged(
+        self, algorithm: Algorithm, state: State, round: Round, got: Tensors, replies: Tensors
+    ) -> tuple[Traffic, ...]:
+        """Bytes that each lane exchanges with a sampled client.
+
+        They are looked up while names and shapes are those of the simplest round so far. What is sent in addition in
+        some rounds, as the candidates of Kin, may differ between lanes from one time to the next.
+        """
+        if not isinstance(self.algorithm, Lanes):
+            return (traffic_of(algorithm, row_bytes(got), row_bytes(replies), len(round)),)
+        key = (*((name, value.shape) for tensors in (got, replies) for name, value in tensors.items()),)
+        if key not in self._traffic or len(key) > min(map(len, self._traffic)):
+            one = round.of(round.who[:1], round.weights[:1])
+            self._traffic[key] = tuple(
+                lane_traffic(given.at(state.round), state.server, state.memory, one, len(round), lane)
+                for lane, given in enumerate(self.algorithm.given)
+            )
+        return self._traffic[key]
 
     def available(self, number: int) -> Round:
         """A round before sampling, with all clients."""
@@ -217,9 +245,12 @@ class Simulation:
     ) -> Iterator[Cohort]:
         """Group the sampled clients into cohorts. `received` and `memory` are the names of their tensors."""
         sizes = self.federation.train.sizes[who].tolist()
+        script = self._tried(algorithm, local, received, memory)
+        if script is None and local.optimizer == "adam":
+            refuse_adam(algorithm)
         if not self.stacked:
-            return (Cohort(np.array([place]), Plain, local.count(n), n) for place, n in enumerate(sizes))
-        script = self._tried(algorithm, received, memory)
+            where = Fused if local.optimizer == "adam" else Plain
+            return (Cohort(np.array([place]), where, local.count(n), n) for place, n in enumerate(sizes))
         steps = Steps(
             *(self.model, local, self.device),
             linear=script is not None,
@@ -230,16 +261,20 @@ class Simulation:
         )
         return cohorts_of(sizes, self.federation.features, steps)
 
-    def _tried(self, algorithm: Algorithm, received: Any, memory: Any) -> Script | None:
+    def _tried(self, algorithm: Algorithm, local: Local, received: Any, memory: Any) -> Script | None:
         """The trace of two steps; None if a step uses more than + and − of vectors and × by scalars.
+
+        Adam's roots are left out of it.
 
         Errors in a step are suppressed here; `Plain` raises them again.
         """
-        names = set(received), set(memory)
+        optimizer = "momentum" if local.optimizer == "momentum" else "sgd"
+        like = Local(optimizer=optimizer, momentum=local.momentum, weight_decay=local.weight_decay)
+        names = set(received), set(memory), like
         if not (self._trial and self._trial[0][0] is algorithm and self._trial[0][1] == names):
             script: Script | None = None
             with contextlib.suppress(Exception):
-                script = script_of(algorithm, Local(), self.device, received, memory, 2)
+                script = script_of(algorithm, like, self.device, received, memory, 2)
             self._trial[:] = [(algorithm, names, script)]
         found: Script | None = self._trial[0][2]
         return found
@@ -268,7 +303,7 @@ class Simulation:
         if not issubclass(space, Samples):
             return space(self.model, local, train, clients, batches)
         assert isinstance(self.model, Layered)
-        ready = kept.ready if type(kept) is Samples else prepare(train, clients, self.federation.classes)
+        ready = kept.ready if type(kept) is Samples else prepare(train, clients, self.model)
         made = space(self.model, local, ready, batches)
         if self.all_sampled:
             self._kept[key] = made

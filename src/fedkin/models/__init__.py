@@ -1,17 +1,40 @@
 """Models: functions of one flat parameter vector.
 
-A model has a number of parameters and initial values, and computes class scores and gradients for stacks of clients:
+A model has a number of parameters and initial values, and computes scores and gradients for stacks of clients:
 parameters (…, P) with samples (…, B, D).
 
 base.py     the interface that the engine uses
-layered.py  softmax regression and a network with one hidden layer, with gradients derived by hand
+losses.py   the loss of a target: classes, one of two classes, or a number
+layered.py  softmax, logistic or linear regression and a network with one hidden layer, with gradients derived by hand
 module.py   any `torch.nn.Module`, through `torch.func`
 build.py    the model of a federation by name, import path or object
+plain.py    a trained model as an `nn.Module` of plain PyTorch
 """
 
 from fedkin.models.base import Model, seeded
-from fedkin.models.build import build_model
-from fedkin.models.layered import MLP, Layer, Layered, Softmax, residual
+from fedkin.models.build import Data, build_model
+from fedkin.models.layered import MLP, Layer, Layered, Linear, Softmax
+from fedkin.models.losses import CROSS_ENTROPY, CrossEntropy, Logistic, Loss, Squared, loss_for, loss_of
 from fedkin.models.module import Module
+from fedkin.models.plain import plain_module
 
-__all__ = ["MLP", "Layer", "Layered", "Model", "Module", "Softmax", "build_model", "residual", "seeded"]
+__all__ = [
+    "CROSS_ENTROPY",
+    "MLP",
+    "CrossEntropy",
+    "Data",
+    "Layer",
+    "Layered",
+    "Linear",
+    "Logistic",
+    "Loss",
+    "Model",
+    "Module",
+    "Softmax",
+    "Squared",
+    "build_model",
+    "loss_for",
+    "loss_of",
+    "plain_module",
+    "seeded",
+]

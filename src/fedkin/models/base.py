@@ -5,6 +5,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from fedkin.models.losses import Loss
+
 
 class Model(Protocol):
     """The interface that the engine uses."""
@@ -14,6 +16,10 @@ class Model(Protocol):
         """Whether several threads may use the model at the same time."""
 
     @property
+    def loss(self) -> Loss:
+        """The loss ℓ of a sample, by what is predicted."""
+
+    @property
     def size(self) -> int:
         """P, the number of parameters."""
 
@@ -21,10 +27,10 @@ class Model(Protocol):
         """Initial parameters, (P,), determined by the seed."""
 
     def scores(self, w: Tensor, x: Tensor) -> Tensor:
-        """Class scores z of samples x (…, B, D) under parameters w (…, P): (…, K, B)."""
+        """Outputs z for samples x (…, B, D) under parameters w (…, P), such as a score for each class: (…, K, B)."""
 
     def gradient(self, w: Tensor, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-        """∇_w Σ_b weight_b · ℓ(w; x_b, y_b) with ℓ the cross-entropy, (…, P).
+        """∇_w Σ_b weight_b · ℓ(w; x_b, y_b), (…, P).
 
         w (…, P), x (…, B, D), y and weight (…, B). The weights of a batch sum to 1.
         """

@@ -1,6 +1,6 @@
-"""Models that begin with a linear layer, with gradients derived by hand: softmax regression and one hidden layer.
+"""Models that begin with a linear layer, with gradients derived by hand: a linear model and one hidden layer.
 
-Scores are (…, K, B), one row per class: products of few rows with many samples, W xᵀ and r x, are two to four times
+Scores are (…, K, B), one row per output: products of few rows with many samples, W xᵀ and r x, are two to four times
 faster than their transposes x Wᵀ and xᵀ r.
 """
 
@@ -11,14 +11,7 @@ from torch import Tensor, nn
 
 from fedkin.errors import BadInput
 from fedkin.models.base import seeded
-
-
-def residual(z: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-    """∂/∂z of the weighted cross-entropy: weight · (softmax(z) − onehot(y)), (…, K, B)."""
-    r = torch.softmax(z, dim=-2)
-    index = y.unsqueeze(-2).expand(*r.shape[:-2], 1, r.shape[-1])
-    r.scatter_add_(-2, index, r.new_full((), -1.0).expand_as(index))
-    return r.mul_(weight.unsqueeze(-2))
+from fedkin.models.losses import CROSS_ENTROPY, Loss
 
 
 def linear_start(inputs: int, outputs: int) -> Tensor:
@@ -69,26 +62,34 @@ class Layered:
     """A model that begins with a linear layer: the remaining parameters, `tail` (…, T), see samples only through it."""
 
     first: Layer
+    outputs: int
+    loss: Loss
 
-    def backward(self, z: Tensor, tail: Tensor, onehot: Tensor, weight: float | Tensor) -> tuple[Tensor, Tensor]:
-        """The gradients of the weighted cross-entropy with respect to z (…, outputs, B) and to the tail (…, T).
+    def backward(self, z: Tensor, tail: Tensor, coded: Tensor, weight: float | Tensor) -> tuple[Tensor, Tensor]:
+        """The gradients of the weighted loss with respect to z (…, outputs, B) and to the tail (…, T).
 
-        z are the outputs of the first layer, onehot (…, K, B) the labels, and weight (…, 1, B) or a number.
+        z are the outputs of the first layer, coded (…, K, B) the targets in the form of scores (`Loss.coded`), and
+        weight (…, 1, B) or a number.
         """
         raise TypeError(f"{type(self).__name__} has no first layer")
 
 
 @dataclass(frozen=True)
-class Softmax(Layered):
-    """Softmax regression: z = W x + b. With an L2 penalty its loss is strongly convex."""
+class Linear(Layered):
+    """Scores z = W x + b: softmax, logistic or linear regression, by the loss. With an L2 penalty strongly convex.
+
+    zero  whether it starts at 0 instead of random parameters
+    """
 
     features: int
-    classes: int
+    outputs: int
+    loss: Loss = CROSS_ENTROPY
+    zero: bool = False
     parallel: bool = field(default=True, init=False, repr=False)
     first: Layer = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "first", Layer(self.features, self.classes))
+        object.__setattr__(self, "first", Layer(self.features, self.outputs))
 
     @property
     def size(self) -> int:
@@ -96,21 +97,26 @@ class Softmax(Layered):
         return self.first.end
 
     def start(self, seed: int) -> Tensor:
+        if self.zero:
+            return torch.zeros(self.size, device="cpu")
         with seeded(seed):
-            return linear_start(self.features, self.classes)
+            return linear_start(self.features, self.outputs)
 
     def scores(self, w: Tensor, x: Tensor) -> Tensor:
         return self.first.forward(w, x)
 
     def gradient(self, w: Tensor, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-        """With r the residual: ∂W = r x, ∂b = Σ r."""
+        """With r the derivative of the loss: ∂W = r x, ∂b = Σ r."""
         g = torch.empty_like(w, memory_format=torch.contiguous_format)
-        self.first.backward(x, residual(self.scores(w, x), y, weight), into=g)
+        self.first.backward(x, self.loss.residual(self.scores(w, x), y, weight), into=g)
         return g
 
-    def backward(self, z: Tensor, tail: Tensor, onehot: Tensor, weight: float | Tensor) -> tuple[Tensor, Tensor]:
-        """The residual, and the empty tail as its own gradient."""
-        return torch.softmax(z, dim=-2).sub_(onehot).mul_(weight), tail
+    def backward(self, z: Tensor, tail: Tensor, coded: Tensor, weight: float | Tensor) -> tuple[Tensor, Tensor]:
+        """The derivative of the loss, and the empty tail as its own gradient."""
+        return self.loss.derivative(z, coded, weight), tail
+
+
+Softmax = Linear  # the name of the default: one score per class, cross-entropy
 
 
 @dataclass(frozen=True)
@@ -118,8 +124,9 @@ class MLP(Layered):
     """A network with one hidden layer of rectified linear units: z = W₂·max(0, W₁x + b₁) + b₂."""
 
     features: int
-    classes: int
+    outputs: int
     hidden: int = 128
+    loss: Loss = CROSS_ENTROPY
     parallel: bool = field(default=True, init=False, repr=False)
     first: Layer = field(init=False, repr=False)
 
@@ -131,7 +138,7 @@ class MLP(Layered):
     @property
     def layers(self) -> tuple[Layer, Layer]:
         """The hidden layer and the output layer."""
-        return self.first, Layer(self.hidden, self.classes, self.first.end)
+        return self.first, Layer(self.hidden, self.outputs, self.first.end)
 
     @property
     def size(self) -> int:
@@ -140,28 +147,28 @@ class MLP(Layered):
 
     def start(self, seed: int) -> Tensor:
         with seeded(seed):
-            return torch.cat([linear_start(self.features, self.hidden), linear_start(self.hidden, self.classes)])
+            return torch.cat([linear_start(self.features, self.hidden), linear_start(self.hidden, self.outputs)])
 
     def scores(self, w: Tensor, x: Tensor) -> Tensor:
         hidden, output = self.layers
         return output.forward(w, hidden.forward(w, x).relu_().mT)
 
     def gradient(self, w: Tensor, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-        """With h the hidden units, r the residual and s = (W₂ᵀ r)·[h > 0]: ∂W₂ = r hᵀ, ∂W₁ = s x."""
+        """With h the hidden units, r the derivative of the loss and s = (W₂ᵀ r)·[h > 0]: ∂W₂ = r hᵀ, ∂W₁ = s x."""
         hidden, output = self.layers
         h = hidden.forward(w, x).relu_()
-        r = residual(output.forward(w, h.mT), y, weight)
+        r = self.loss.residual(output.forward(w, h.mT), y, weight)
         s = (output.weight(w).mT @ r).mul_(h > 0)
         g = torch.empty_like(w, memory_format=torch.contiguous_format)
         output.backward(h.mT, r, into=g)
         hidden.backward(x, s, into=g)
         return g
 
-    def backward(self, z: Tensor, tail: Tensor, onehot: Tensor, weight: float | Tensor) -> tuple[Tensor, Tensor]:
+    def backward(self, z: Tensor, tail: Tensor, coded: Tensor, weight: float | Tensor) -> tuple[Tensor, Tensor]:
         """As in `gradient`, from the outputs of the hidden layer on: s, and the gradient of the output layer."""
-        output = Layer(self.hidden, self.classes)
+        output = Layer(self.hidden, self.outputs)
         h = z.relu()
-        r = torch.softmax(output.forward(tail, h.mT), dim=-2).sub_(onehot).mul_(weight)
+        r = self.loss.derivative(output.forward(tail, h.mT), coded, weight)
         g = torch.empty_like(tail)
         output.backward(h.mT, r, into=g)
         return (output.weight(tail).mT @ r).mul_(h > 0), g

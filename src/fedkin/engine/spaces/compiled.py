@@ -42,7 +42,7 @@ class Compiled(Samples):
                 first[start] = sum(one.shape[1] for one in panels)
                 panels.append(kernels.panels(ready.gram[..., batch.rows]))
             steps.append((start, batch.rows.stop, batch.reach, first[start]))
-        onehot = ready.onehot[:, 0].contiguous()
+        onehot = ready.coded[:, 0].contiguous()
         self.clients = kernels.PackedClients(
             ready.x.numpy(), onehot.numpy(), torch.cat(panels, dim=1).numpy(), np.array(steps, dtype=np.int64)
         )

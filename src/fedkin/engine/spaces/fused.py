@@ -47,17 +47,27 @@ class Fused(Plain):
             (first, scalar), *others = v.terms.items()
             alone = not others and is_one(scalar)
             g = self._loss_gradient(self.basis[first] if alone else self._sum(v), batch)
-            name = f"fresh {len(self.fresh)}"
-            self.basis[name] = g
-            self.fresh.append(name)
-            whole = Combination({name: 1.0}) + local.l2 * v  # the gradient of the L2 penalty is λ v
+            fresh = self.adopted(g)
+            whole = fresh + local.l2 * v  # the gradient of the L2 penalty is λ v
             if local.clip is None:
                 return whole
+            (name,) = fresh.terms
             self.basis[name] = cut = self._sum(whole)
             cut *= shrink(torch.linalg.vector_norm(cut, dim=-1, keepdim=True), local.clip)
-            return Combination({name: 1.0})
+            return fresh
 
         return gradient
+
+    def value(self, v: Combination) -> Tensor:
+        """The value of a combination."""
+        return self._sum(v.of_something("model"))
+
+    def adopted(self, value: Tensor) -> Combination:
+        """A tensor as a vector, until the end of the step."""
+        name = f"fresh {len(self.fresh)}"
+        self.basis[name] = value
+        self.fresh.append(name)
+        return Combination({name: 1.0})
 
     def settle(self, k: int, new: dict[str, Any], old: dict[str, Any]) -> dict[str, Any]:
         # Add the difference of new and old: this is more accurate than a product with 1 − γλ, which is close to 1 in
@@ -70,9 +80,12 @@ class Fused(Plain):
         for name, move in moves.items():
             if active is not None:
                 move = move * active  # clients that have taken all their steps do not change
-            (here,), own = old[name].terms, f"now {name}"
-            before = self.basis[here]
-            self.basis[own] = before.add_(move) if here == own else before + move
+            here, own = next(iter(old[name].terms), None), f"now {name}"
+            if here is None:  # it was zero
+                self.basis[own] = move
+            else:
+                before = self.basis[here]
+                self.basis[own] = before.add_(move) if here == own else before + move
             settled[name] = Combination({own: 1.0})
         for name in self.fresh:
             del self.basis[name]
@@ -81,8 +94,7 @@ class Fused(Plain):
 
     def _move(self, new: Combination, old: Combination, used: list[str]) -> Tensor:
         """The difference of new and old, computed in the memory of a gradient that nothing else uses, if possible."""
-        (here,) = old.terms
-        difference = {**new.terms, here: new.terms.get(here, 0.0) - 1.0}
+        difference = {**new.terms, **{here: new.terms.get(here, 0.0) - 1.0 for here in old.terms}}
         free = next((name for name in self.fresh if name in difference and used.count(name) == 1), None)
         if free is None:
             return self._sum(Combination(difference))
@@ -98,5 +110,5 @@ def _is_basis(v: Combination) -> bool:
 
 
 def _same(new: Combination, old: Combination) -> bool:
-    """Whether a vector is unchanged: after every step each vector is a basis vector."""
-    return new is old or (_is_basis(new) and new.terms.keys() == old.terms.keys())
+    """Whether a vector is unchanged: after every step each vector is a basis vector, or still zero."""
+    return new is old or ((_is_basis(new) or not new.terms) and new.terms.keys() == old.terms.keys())

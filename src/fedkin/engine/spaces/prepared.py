@@ -7,6 +7,7 @@ from torch import Tensor
 
 from fedkin.data.federation import Clients
 from fedkin.engine.spaces.plain import Batches, is_run
+from fedkin.models import Layered
 from fedkin.types import Integers
 
 
@@ -14,21 +15,21 @@ from fedkin.types import Integers
 class Prepared:
     """A cohort's samples in sample space, which are the same in every round.
 
-    x (c, n, D), ones (c, 1, n), onehot (c, 1, K, n), gram (c, n, n) = x xᵀ + 1. Clients with fewer than n samples are
+    x (c, n, D), ones (c, 1, n), coded (c, 1, K, n), gram (c, n, n) = x xᵀ + 1. Clients with fewer than n samples are
     padded with zeros, also in `ones`, so that the padding has no effect.
     """
 
     x: Tensor
     ones: Tensor
-    onehot: Tensor
+    coded: Tensor
     gram: Tensor
 
 
-def prepare(clients: Clients, cohort: Integers, classes: int) -> Prepared:
+def prepare(clients: Clients, cohort: Integers, model: Layered) -> Prepared:
     """Gather and pad the samples of a cohort, and compute their Gram matrices."""
     sizes = clients.sizes[cohort]
     n = int(sizes.max())
-    y = torch.zeros(len(cohort), n, dtype=torch.int64, device=clients.x.device)
+    y = clients.y.new_zeros(len(cohort), n)
     if (sizes == n).all() and is_run(cohort):
         rows = slice(int(clients.offsets[cohort[0]]), int(clients.offsets[cohort[-1] + 1]))
         x = clients.x[rows].view(len(cohort), n, -1)
@@ -43,8 +44,8 @@ def prepare(clients: Clients, cohort: Integers, classes: int) -> Prepared:
                 clients.y[clients.rows(i)],
                 1,
             )
-    onehot = torch.nn.functional.one_hot(y, classes).mT.to(x) * ones
-    return Prepared(x, ones, onehot.contiguous()[:, None], torch.baddbmm(ones.mT @ ones, x, x.mT))
+    coded = model.loss.coded(y, model.outputs).to(x) * ones
+    return Prepared(x, ones, coded.contiguous()[:, None], torch.baddbmm(ones.mT @ ones, x, x.mT))
 
 
 @dataclass(frozen=True)
@@ -52,14 +53,14 @@ class GramBatch:
     """One batch of each client of a cohort, with the same rows at all clients; some may be shorter.
 
     weight  weight of the samples in the mean loss, 0 for padding: a number, or (c, 1, 1, B)
-    onehot  labels, (c, 1, K, B)
+    coded   targets in the form of scores (`Loss.coded`), (c, 1, K, B)
     reach   the trail is zero from this sample on
     gram    the batch's columns of the Gram matrix, (c, reach, B)
     """
 
     rows: slice | Tensor
     weight: float | Tensor
-    onehot: Tensor
+    coded: Tensor
     reach: int
     gram: Tensor
 
@@ -81,7 +82,7 @@ def batches_of(ready: Prepared, per_client: Batches) -> list[GramBatch]:
                 weight = 1 / ready.x.new_tensor(counts).view(-1, 1, 1, 1) * ready.ones[:, None][..., rows]
             # In shuffled order the columns are a copy, which is too large to keep for all batches.
             gram = ready.gram[:, rows, :reach].mT if run else ready.gram
-            batches.append(GramBatch(rows, weight, ready.onehot[..., rows], reach, gram))
+            batches.append(GramBatch(rows, weight, ready.coded[..., rows], reach, gram))
             if run:
                 made[key] = batches[-1]
         reach = max(reach, stop) if run else samples

@@ -171,7 +171,7 @@ class Samples(Norms, Symbolic):
         if isinstance(instruction, Evaluate):
             batch = self.batches[instruction.k]
             z = self._scores(instruction.at, batch)
-            r, tail = self.model.backward(z, self._tail(instruction.at), batch.onehot, batch.weight)
+            r, tail = self.model.backward(z, self._tail(instruction.at), batch.coded, batch.weight)
             self.fresh[instruction.name] = Fresh(r, batch, tail)
             return
         assert isinstance(instruction, Settle)

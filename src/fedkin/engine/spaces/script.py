@@ -58,6 +58,8 @@ class Settle:
 
 Instruction = Evaluate | Settle
 
+HIDDEN = "optimizer's "  # the beginning of the names of vectors that exist during the steps only
+
 
 def trail_of(name: str) -> str:
     """The trail of a vector that changes over the steps."""
@@ -193,9 +195,10 @@ class Script(Symbolic):
         return same and self.received == set(received) and self.memory == set(memory)
 
     def settle(self, k: int, new: dict[str, Any], old: dict[str, Any]) -> dict[str, Any]:
-        self.after.append(super().settle(k, new, old))
+        settled = super().settle(k, new, old)
+        self.after.append({name: v for name, v in settled.items() if not name.startswith(HIDDEN)})
         self.steps.append([])
-        return self.after[-1]
+        return settled
 
     def lower(self, vectors: dict[str, Any], into: object = None) -> Tensors:
         return {}  # a trace has no values
