@@ -3,6 +3,7 @@
 base.py       `Algorithm`: the hooks, with FedAvg as the default
 kin.py        Kin: FedKin that chooses by itself who is kin
 personal.py   `Alone`, `FineTuned`, `IFCA`: a model for every client, to compare with
+choosing.py   choices by validation losses, for all clients and for single ones
 kinship.py    who is kin, and averages of their models
 family.py     `FedAvg`, `FedProx`, `FedKin`, `FedSGD`
 rounds.py     `Round`: number, sampled clients, weights, graph and random numbers of a round

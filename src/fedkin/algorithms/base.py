@@ -56,7 +56,11 @@ class Losses(Protocol):
         """Mean loss fᵢ of each client's model: (…, m, P) → (…, m, 1)."""
 
     def held_out(self, models: Tensor) -> Tensor:
-        """The same on the clients' validation samples; 0 at a client without any."""
+        """Mean losses of two halves of the clients' validation samples, and their number: (…, m, P) → (…, m, 3).
+
+        The halves are the samples with even and with odd places. They are the same if a client has one sample, and 0 if
+        it has none.
+        """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,9 +96,11 @@ class Algorithm:
     True
     """
 
-    step_size: Hyper = 1e-3
+    step_size: Hyper = 1e-2
     neutral: ClassVar[Mapping[str, float]] = {}  # hyper-parameters at which it is FedAvg, the main one first
     validates: ClassVar[bool] = False  # whether it needs validation samples (`Losses.held_out`)
+    plain_steps: ClassVar[bool] = False  # whether it counts on steps of its own length: no other local optimizer then
+    exchanges: ClassVar[bool] = True  # whether clients need what the server sends: its bytes are counted
 
     def __post_init__(self) -> None:
         check_range(self.step_size, "step_size", above=0)
@@ -205,6 +211,10 @@ class Algorithm:
         """What the server has decided, as words and numbers for the record of the round; of a single lane."""
         return {}
 
+    def client_notes(self, server: ServerState, round: Round) -> list[Record]:
+        """What was decided for each client, for the table of clients, or an empty list; of a single lane."""
+        return []
+
     def kin_weights(self, server: ServerState, round: Round) -> csr_array | None:
         """Weights with which all clients' models enter the start of each client, (m, C), or None; of a single lane."""
         return None
@@ -240,17 +250,24 @@ class NoSamples:
     def __call__(self, models: Tensor) -> Tensor:
         return models.new_zeros(*models.shape[:-1], 1)
 
-    mean = held_out = __call__
+    mean = __call__
+
+    def held_out(self, models: Tensor) -> Tensor:
+        return models.new_zeros(*models.shape[:-1], 3)
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """Names and shapes (q,) of a client's tensors: after `begin` (`got`, `memory`) and after `reply`."""
+    """Names and shapes (q,) of a client's tensors: after `begin` (`got`, `memory`) and after `reply`.
+
+    bytes_up  size of the reply
+    """
 
     got: dict[str, tuple[int, ...]]
     memory: dict[str, tuple[int, ...]]
     reply: dict[str, tuple[int, ...]]
     kept: dict[str, tuple[int, ...]]
+    bytes_up: int = 0
 
 
 def trial(algorithm: Algorithm, got: Tensors, memory: Tensors) -> Exchange:
@@ -264,7 +281,12 @@ def trial(algorithm: Algorithm, got: Tensors, memory: Tensors) -> Exchange:
 
     got, memory = algorithm.begin(first(got), first(memory), NoSamples())
     sent, kept = algorithm.reply(got["model"], got, memory, got["model"].new_ones(1, 1))
-    return Exchange(shapes(got), shapes(memory), shapes(sent), shapes(kept))
+    return Exchange(shapes(got), shapes(memory), shapes(sent), shapes(kept), row_bytes(sent))
+
+
+def row_bytes(tensors: Tensors) -> int:
+    """Bytes of one row of tensors (…, m, q): what one client of one lane receives or sends."""
+    return sum(value.shape[-1] * value.element_size() for value in tensors.values())
 
 
 def is_hyper(algorithm: type[Algorithm], name: str) -> bool:

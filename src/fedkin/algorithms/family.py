@@ -22,6 +22,7 @@ from fedkin.algorithms.kinship import (
     learn_directions,
     no_directions,
     place_newcomers,
+    renewed_kin,
 )
 from fedkin.algorithms.local import Local
 from fedkin.algorithms.rounds import Round
@@ -39,8 +40,11 @@ class FedKin(Algorithm):
     kappa       κ ∈ [0, 1]; 0 is the paper's algorithm, 1 starts at the kin: then the model a client uses is uᵢ
     kin         whose last models uᵢ averages. `graph`: the neighbours in the graph, uᵢ = Σₙ (p_in/pᵢ) wₙ, as in the
                 paper; `data`: the clients with the strongest edges of the graph; `updates`: those whose first update
-                has the most similar direction, which takes no message. In the last two a client is its own kin.
-    neighbours  k, how many nearest count with `data` and `updates`, from either side
+                has the most similar direction, which takes no message; `both`: the nearest by the sum of their ranks in
+                these two. In the last three a client is its own kin.
+    neighbours  k, how many nearest count with `data`, `updates` and `both`, from either side
+    renew       with `updates` and `both`: rounds after which the nearest are found anew, by the directions of the
+                clients' last models from w̄ (0: never)
     absent      what a neighbour that was not in the last round counts as: the `global` model, or the `last` model it
                 sent (the global one until it has sent any)
 
@@ -54,6 +58,7 @@ class FedKin(Algorithm):
     kappa: Hyper = 0.0
     kin: str = "graph"
     neighbours: int = 24
+    renew: int = 0
     absent: str = "global"
 
     def __post_init__(self) -> None:
@@ -65,8 +70,15 @@ class FedKin(Algorithm):
             raise BadInput(f"unknown kin '{self.kin}': choose {', '.join(KIN_SOURCES)}")
         if self.neighbours < 1:
             raise BadInput(f"neighbours = {self.neighbours} is out of range: a client has at least 1 as its kin")
+        if self.renew < 0:
+            raise BadInput(f"renew = {self.renew} is out of range: give a number of rounds, or 0 for never")
         if self.absent not in ("global", "last"):
             raise BadInput(f"unknown absent '{self.absent}': choose global or last")
+
+    @property
+    def _learns(self) -> bool:
+        """Whether kin are found from updates."""
+        return self.kin in ("updates", "both")
 
     @property
     def is_personal(self) -> bool:
@@ -74,13 +86,14 @@ class FedKin(Algorithm):
 
     def start(self, model: Tensor, round: Round) -> ServerState:
         server: ServerState = {"model": model, "models": ClientRows(model)}  # no models yet: every u starts as w̄
-        return {**server, **no_directions(model, round.clients)} if self.kin == "updates" else server
+        return {**server, **no_directions(model, round.clients)} if self._learns else server
 
     def send(self, server: ServerState, round: Round) -> Tensors:
         got = super().send(server, round)
         if self.kin == "graph" and not round.graph.has_edges:  # u = w̄, and need not be sent
             return got
-        u = kin_average(server, round, self.kin, self.neighbours)
+        among = server["models"].owners
+        u = kin_average(server, kin_weights(server, round, self.kin, self.neighbours, among))
         if not _is(self.kappa, 0.0):
             got["model"] = u if _is(self.kappa, 1.0) else got["model"] + self.kappa * (u - got["model"])
         if not (_is(self.kappa, 1.0) or (self.is_personal and _is(self.beta, 1.0))):
@@ -98,7 +111,11 @@ class FedKin(Algorithm):
             **super().combine(server, replies, round),
             "models": kept.updated(round.who, replies["model"]),
         }
-        return {**new, **learn_directions(server, replies, round)} if self.kin == "updates" else new
+        if not self._learns:
+            return new
+        new |= learn_directions(server, replies, round)
+        is_due = self.renew and (round.number + 1) % self.renew == 0
+        return {**new, "nearest": renewed_kin(new, round)} if is_due else new
 
     def kin_weights(self, server: ServerState, round: Round) -> csr_array | None:
         if not self.is_personal or (self.kin == "graph" and not round.graph.has_edges):
@@ -106,7 +123,7 @@ class FedKin(Algorithm):
         return csr_array(kin_weights(server, round, self.kin, self.neighbours, np.arange(round.clients))[0])
 
     def invite(self, server: ServerState, round: Round) -> Tensors | None:
-        return self.send(self.start(server["first"], round), round) if self.kin == "updates" else None
+        return self.send(self.start(server["first"], round), round) if self._learns else None
 
     def welcome(self, server: ServerState, replies: Tensors, round: Round) -> ServerState:
         return place_newcomers(server, replies, round)

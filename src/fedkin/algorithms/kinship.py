@@ -1,5 +1,6 @@
 """Who is kin, and the average of their models: what the members of the family that start at their kin share."""
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -10,32 +11,52 @@ from torch import Tensor
 from fedkin.algorithms.base import ServerState
 from fedkin.algorithms.rounds import Round, random_numbers
 from fedkin.algorithms.rows import ClientRows
-from fedkin.graph.kin import kin_rows, strongest
+from fedkin.graph.kin import in_both, kin_rows, strongest
 from fedkin.graph.search import SEARCH_BLOCK
 from fedkin.graph.similarity import mixed
 from fedkin.types import Floats, Integers, Tensors
 
-KIN_SOURCES = ("graph", "data", "updates")
+KIN_SOURCES = ("graph", "data", "updates", "both")
 MOST_KIN = 64  # so many nearest are known of every client
 # Directions of updates have at most so many numbers a client, and so many in all.
 SKETCH, SKETCHES = 1024, 1 << 26
 
 
-def kin_average(server: ServerState, round: Round, source: str, neighbours: int) -> Tensor:
-    """uᵢ = Σₙ P_in wₙ of the last models that the server keeps, (…, m, P); of w̄ where clients have no model."""
-    models: ClientRows = server["models"]
-    rows = kin_weights(server, round, source, neighbours, models.owners)
-    u = (
-        torch.stack([mixed(own, lane) for own, lane in zip(rows, models.values, strict=True)])
-        if (models.default.dim() == 3 and len(rows) > 1)
-        else mixed(rows[0], models.values)
-    )
+def kin_average(server: ServerState, rows: Sequence[Floats | csr_array]) -> Tensor:
+    """uᵢ = Σₙ P_in wₙ of the last models that the server keeps, (…, m, P); what a row of P lacks to 1 is taken of w̄.
+
+    rows  P, weights of the clients with models, (m, n); of each lane, or one for all
+    """
+    u = _mixed_models(rows, server["models"])
     rest = np.stack([1 - np.asarray(own.sum(axis=1)).reshape(-1) for own in rows])
-    if abs(rest).max() > 1e-12:  # somebody's kin have sent no model
+    if abs(rest).max() > 1e-12:  # somebody's kin have sent no model, or w̄ is a part of the mixture
         # In place: temporary tensors of this size would be fetched from the system page by page.
         missing = u.new_tensor(rest if len(rest) > 1 else rest[0])
         u.addcmul_(missing.unsqueeze(-1), server["model"])
     return u
+
+
+def _mixed_models(rows: Sequence[Floats | csr_array], models: ClientRows) -> Tensor:
+    """Σₙ P_in wₙ, (…, m, P).
+
+    Few clients of very many have few kin: then the models are read where they lie, because to put all of them together
+    would take longer than the average.
+    """
+
+    def mixture(weights: Sequence[Floats | csr_array], values: Tensor) -> Tensor:
+        if values.dim() == 3 and len(weights) > 1:
+            return torch.stack([mixed(own, lane) for own, lane in zip(weights, values, strict=True)])
+        return mixed(weights[0], values)
+
+    sparse = [own for own in rows if isinstance(own, csr_array)]
+    if len(sparse) < len(rows) or 2 * sparse[0].shape[0] > len(models):
+        return mixture(rows, models.values)
+    parts = []
+    for columns, values, places in models.blocks():
+        own = [weights[:, columns] for weights in sparse]
+        shape = len(own[0].indptr) - 1, values.shape[-2]
+        parts.append(mixture([csr_array((w.data, places[w.indices], w.indptr), shape=shape) for w in own], values))
+    return torch.stack(parts).sum(0)
 
 
 def kin_weights(
@@ -45,11 +66,25 @@ def kin_weights(
     if source == "graph":
         return [round.graph.mixing_rows(round.who, among)]
     shares = np.ones(round.clients) if round.shares is None else round.shares
+    by_data = strongest(round.graph, MOST_KIN) if source in ("data", "both") else None
     if source == "data":
-        return [_kin(strongest(round.graph, MOST_KIN), neighbours, shares)[round.who][:, among]]
+        assert by_data is not None
+        return [_kin(by_data, neighbours, shares)[round.who][:, among]]
     near: ClientRows = server["nearest"]
-    everyone = near.at(np.arange(round.clients)).reshape(-1, round.clients, MOST_KIN)
-    return [_kin(lane.numpy(), neighbours, shares)[round.who][:, among] for lane in everyone]
+    lanes = near.at(np.arange(round.clients)).reshape(-1, round.clients, MOST_KIN).numpy()
+    found = [lane if by_data is None else _in_both(lane, by_data) for lane in lanes]
+    return [_kin(lane, neighbours, shares)[round.who][:, among] for lane in found]
+
+
+def _in_both(near: Integers, other: Integers) -> Integers:
+    """As `in_both`, computed once for the same neighbours."""
+    return _cached_in_both(near.tobytes(), other.tobytes(), near.shape[1])
+
+
+@lru_cache(maxsize=8)
+def _cached_in_both(near: bytes, other: bytes, count: int) -> Integers:
+    one, two = (np.frombuffer(of, dtype=np.int64).reshape(-1, count) for of in (near, other))
+    return in_both(one, two)
 
 
 def _kin(near: Integers, neighbours: int, shares: Floats) -> csr_array:
@@ -108,15 +143,22 @@ def learn_directions(server: ServerState, replies: Tensors, round: Round) -> Ser
     owners = directions.owners
     grown = len(owners) >= 1.25 * int(renewed.max()) or len(owners) == round.clients
     about = owners if grown else round.who[new]
-    lanes = directions.values.reshape(-1, len(owners), directions.default.shape[-1])
-    found = torch.stack([torch.from_numpy(_nearest_among(lane, owners, about)) for lane in lanes])
-    near = near.updated(about, found.view(*near.default.shape[:-2], len(about), MOST_KIN))
     return {
         **known,
         "directions": directions,
-        "nearest": near,
+        "nearest": near.updated(about, _nearest(directions.values, owners, about)),
         "renewed": torch.full_like(renewed, len(owners)) if grown else renewed,
     }
+
+
+def renewed_kin(server: ServerState, round: Round) -> ClientRows:
+    """The nearest by the present models: those whose last model lies in the most similar direction from their mean."""
+    models: ClientRows = server["models"]
+    apart = models.values - models.values.mean(-2, keepdim=True)
+    unit = torch.nn.functional.normalize(apart, dim=-1)
+    short, owners = sketched(unit, server["directions"].default.shape[-1], round.seed), models.owners
+    near: ClientRows = server["nearest"]
+    return near.updated(owners, _nearest(short, owners, owners))
 
 
 def place_newcomers(server: ServerState, replies: Tensors, round: Round) -> ServerState:
@@ -133,6 +175,13 @@ def place_newcomers(server: ServerState, replies: Tensors, round: Round) -> Serv
     found = near.default.expand(*near.default.shape[:-2], len(round), -1).clone()
     found[..., :k] = torch.from_numpy(owners)[torch.topk(alike, k, dim=-1).indices.cpu()]
     return {**server, "nearest": near.updated(round.who, found)}
+
+
+def _nearest(directions: Tensor, owners: Integers, about: Integers) -> Tensor:
+    """As `_nearest_among` for directions (…, n, q) of lanes: (…, len(about), MOST_KIN)."""
+    lanes = directions.reshape(-1, *directions.shape[-2:])
+    found = torch.stack([torch.from_numpy(_nearest_among(lane, owners, about)) for lane in lanes])
+    return found.view(*directions.shape[:-2], len(about), MOST_KIN)
 
 
 def _nearest_among(directions: Tensor, owners: Integers, about: Integers) -> Integers:

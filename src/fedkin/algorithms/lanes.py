@@ -14,10 +14,14 @@ from fedkin.algorithms.base import Algorithm, Hyper, is_hyper
 
 
 class Lanes:
-    """Algorithms of one class that differ in hyper-parameters; tensors are (lanes, rows, columns)."""
+    """Algorithms of one class that differ in hyper-parameters; tensors are (lanes, rows, columns).
 
-    def __init__(self, members: Sequence[Algorithm]) -> None:
+    given  the algorithms as they were before `Algorithm.general`; alone, they may exchange less than in lanes
+    """
+
+    def __init__(self, members: Sequence[Algorithm], given: Sequence[Algorithm] | None = None) -> None:
         self.members = tuple(members)
+        self.given = self.members if given is None else tuple(given)
 
     def __len__(self) -> int:
         return len(self.members)

@@ -10,19 +10,24 @@ from torch import Tensor
 from fedkin.errors import BadInput
 
 ORDERS = ("fixed", "shuffled")
+OPTIMIZERS = ("sgd", "momentum", "adam")
 
 
 @dataclass(frozen=True)
 class Local:
     """Local training of every client in a round, independent of the algorithm.
 
-    epochs      E ≥ 1, number of passes over a client's samples
-    batch_size  B ≥ 1, samples per batch (None: all samples); the last batch of an epoch may be smaller
-    steps       if given, each client takes this many steps, on batches into which its samples are divided once (the
-                paper's Algorithm 1); epochs and batch_size are then ignored
-    order       order of the samples: `fixed`, or `shuffled` for each epoch
-    l2          λ ≥ 0, coefficient of the penalty λ/2 ‖w‖² on all parameters, including biases
-    clip        G > 0, maximum norm of a stochastic gradient including the penalty (None: no clipping)
+    epochs        E ≥ 1, number of passes over a client's samples
+    batch_size    B ≥ 1, samples per batch (None: all samples); the last batch of an epoch may be smaller
+    steps         if given, each client takes this many steps, on batches into which its samples are divided once (the
+                  paper's Algorithm 1); epochs and batch_size are then ignored
+    order         order of the samples: `shuffled` for each epoch, or `fixed`
+    l2            λ ≥ 0, coefficient of the penalty λ/2 ‖w‖² on all parameters, including biases
+    clip          G > 0, maximum norm of a stochastic gradient including the penalty (None: no clipping)
+    optimizer     how a client moves: `sgd` takes the algorithm's own steps, `momentum` and `adam` change them
+                  (`fedkin.engine.optimizers`); outside the paper's theory
+    momentum      μ in [0, 1), the share of the last move that `momentum` repeats
+    weight_decay  δ ≥ 0: each step also subtracts γδ w, apart from the gradient
 
     A gradient is ∇fᵢ(w) = ∇(mean loss on the batch) + λ w, scaled by min(1, G/‖∇fᵢ(w)‖).
 
@@ -31,11 +36,14 @@ class Local:
     """
 
     epochs: int = 10
-    batch_size: int | None = 256
+    batch_size: int | None = 32
     steps: int | None = None
-    order: str = "fixed"
+    order: str = "shuffled"
     l2: float = 1e-4
     clip: float | None = None
+    optimizer: str = "sgd"
+    momentum: float = 0.9
+    weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batch_size", "steps"):
@@ -49,10 +57,17 @@ class Local:
         if self.clip is not None and not isinstance(self.clip, Tensor) and not self.clip > 0:
             raise BadInput(f"clip = {self.clip:g} is out of range: it must be above 0")
 
+        if self.optimizer not in OPTIMIZERS:
+            raise BadInput(f"unknown optimizer '{self.optimizer}': choose {', '.join(OPTIMIZERS)}")
+        if not 0 <= self.momentum < 1:
+            raise BadInput(f"momentum = {self.momentum:g} is out of range: it must be at least 0 and below 1")
+        if not (math.isfinite(self.weight_decay) and self.weight_decay >= 0):
+            raise BadInput(f"weight_decay = {self.weight_decay:g} is out of range: it must be at least 0")
+
     def batches(self, samples: int, rng: np.random.Generator) -> list[NDArray[np.int64]]:
         """Batches of one client in a round, as positions among its samples.
 
-        >>> Local(epochs=1, batch_size=2).batches(3, np.random.default_rng(0))
+        >>> Local(epochs=1, batch_size=2, order="fixed").batches(3, np.random.default_rng(0))
         [array([0, 1]), array([2])]
         """
         batches = []

@@ -17,6 +17,8 @@ from fedkin.types import Tensors
 class Alone(Algorithm):
     """wᵢ ← wᵢ − γ ∇fᵢ(wᵢ): every client trains its own model. What others send does not matter."""
 
+    exchanges = False
+
     def remember(self, model: Tensor) -> Tensors:
         return {"own": model}
 

@@ -1,7 +1,8 @@
 """Per-client state, at the server or at the clients: one row per client."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -58,6 +59,13 @@ class ClientRows:
             found[..., [j for j, _ in here], :] = self._blocks[key][..., [row for _, row in here], :]
         return found
 
+    def blocks(self) -> Iterator[tuple[Integers, Tensor, Integers]]:
+        """The rows where they lie: places among the owners, a tensor (…, n, q) that holds these, and where in it."""
+        lies = np.array([self._place[client] for client in self.owners.tolist()]).reshape(-1, 2)
+        for key, block in self._blocks.items():
+            here = np.flatnonzero(lies[:, 0] == key)
+            yield here, block, lies[here, 1]
+
     def updated(self, who: Integers, values: Tensor) -> "ClientRows":
         """A table with new rows (…, len(who), q) for these clients."""
         new, key = ClientRows(self.default), max(self._blocks, default=-1) + 1
@@ -103,3 +111,8 @@ class ClientRows:
         """The inverse of `tensors`."""
         rows, owners = cls(saved["default"]), saved["owners"].cpu().numpy()
         return rows.updated(owners, saved["values"]) if len(owners) else rows
+
+
+def lane_of(value: Any, lane: int) -> Any:
+    """One lane of a tensor or of `ClientRows`."""
+    return value.lane(lane) if isinstance(value, ClientRows) else value[lane]

@@ -5,8 +5,11 @@ workloads.py       what is computed: federations with synthetic data, and models
 loops.py           the competitors: the engine, and FedAvg written by hand in PyTorch
 timing.py          competitors timed in turns
 speed.py           seconds per round of all competitors, and of the engine with one and more threads
+evaluation.py      seconds to measure a model on many samples
 growth.py          time and memory for growing numbers of clients
 growth_process.py  the measurement of one number of clients, in a process of its own
+kin_growth.py      kin among many clients: time to find them, and of rounds that start at them
+kin_process.py     the measurement of one number of clients in kinds, in a process of its own
 results.py         the result of a measurement, and its page
 meter.py           progress and remaining time
 """

@@ -8,7 +8,9 @@ from pathlib import Path
 
 from rich.console import Console
 
+from fedkin.bench.evaluation import evaluation_seconds, measure_evaluation
 from fedkin.bench.growth import growth_seconds, measure_growth
+from fedkin.bench.kin_growth import kin_growth_seconds, measure_kin_growth
 from fedkin.bench.meter import Meter
 from fedkin.bench.results import BenchResult, result_page
 from fedkin.bench.speed import measure_speed, measure_threads, total_seconds
@@ -36,6 +38,8 @@ MEASUREMENTS: dict[str, Measurement] = {
     "speed": Measurement(measure_speed, total_seconds),
     "threads": Measurement(measure_threads, total_seconds),
     "growth": Measurement(measure_growth, growth_seconds),
+    "evaluation": Measurement(measure_evaluation, evaluation_seconds),
+    "kin": Measurement(measure_kin_growth, kin_growth_seconds),
 }
 
 

@@ -65,15 +65,21 @@ def growth_records(quick: bool, threads: int, notify: Callable[[str], None]) -> 
     for clients in QUICK_COUNTS if quick else CLIENT_COUNTS:
         for absent in ABSENT:
             notify(f"growth: {clients:,} clients, absent = {absent}")
-            command = [sys.executable, "-m", growth_process.__name__, str(clients), absent, "--threads", str(threads)]
-            # The process must import the same package as this one.
-            environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-            done = subprocess.run(command, capture_output=True, text=True, env=environment)
-            if done.returncode:
-                last = (done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1]
-                raise BadInput(f"measuring {clients:,} clients failed ({last}): free some memory and try again")
-            values: dict[str, Any] = json.loads(done.stdout)
+            values = in_own_process(growth_process.__name__, clients, absent, threads=threads)
             yield GrowthRecord(**{**values, "rounds": tuple(values["rounds"])})
+
+
+def in_own_process(module: str, clients: int, *arguments: object, threads: int) -> dict[str, Any]:
+    """The record that a module prints when it measures so many clients."""
+    command = [sys.executable, "-m", module, str(clients), *map(str, arguments), "--threads", str(threads)]
+    # The process must import the same package as this one.
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    if done.returncode:
+        last = (done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1]
+        raise BadInput(f"measuring {clients:,} clients failed ({last}): free some memory and try again")
+    values: dict[str, Any] = json.loads(done.stdout)
+    return values
 
 
 def growth_figure(records: list[GrowthRecord]) -> Figure:

@@ -83,7 +83,7 @@ def measure_clients(clients: int, absent: str) -> GrowthRecord:
         algorithm=FedKin(step_size=STEP_SIZE, absent=absent),
         graph=graph,
         weights=graph.weights("samples", federation.train.sizes),
-        local=Local(epochs=10),
+        local=Local(epochs=10, batch_size=256, order="fixed"),
         take_part=TAKE_PART,
         seed=SEED,
     )

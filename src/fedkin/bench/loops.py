@@ -84,7 +84,7 @@ def similarity_graph(messages: Floats) -> SimilarityGraph:
 # -- hand-written loops ------------------------------------------------------------------------------------------------
 
 
-def _start(workload: Workload, federation: Federation) -> nn.Module:
+def plain_start(workload: Workload, federation: Federation) -> nn.Module:
     """The net with the parameters of the engine's first model."""
     net = workload.net()
     net(torch.zeros(2, *workload.shape))  # initialises the lazy layers
@@ -96,7 +96,7 @@ class DataLoaderLoop:
     """(a) The usual loop: a `DataLoader` per client, deep copies of the model, averaged state dicts."""
 
     def __init__(self, workload: Workload, federation: Federation) -> None:
-        self.net, self.local = _start(workload, federation), workload.local
+        self.net, self.local = plain_start(workload, federation), workload.local
         train = federation.train
         images = train.x.view(-1, *workload.shape)
         self.loaders = [
@@ -132,7 +132,7 @@ class SliceLoop:
     """(b) The same, optimised: batches are slices made once; all clients share a module and an optimiser."""
 
     def __init__(self, workload: Workload, federation: Federation) -> None:
-        self.net, self.local = _start(workload, federation), workload.local
+        self.net, self.local = plain_start(workload, federation), workload.local
         train, width = federation.train, workload.batch_size
         images = train.x.view(-1, *workload.shape)
         self.batches = [

@@ -29,6 +29,34 @@ def strongest(graph: SimilarityGraph, count: int) -> Integers:
     return near
 
 
+def in_both(near: Integers, other: Integers) -> Integers:
+    """Two lists of nearest clients as one, (C, count): ordered by the sum of their ranks; −1 where there are fewer.
+
+    A client that is missing in a list has the rank `count` there. Of clients with the same sum, the one that comes
+    first in `near` comes first, so that the order does not depend on the clients' numbers.
+
+    >>> in_both(np.array([[7, 8, 9]]), np.array([[9, 5, -1]])).tolist()  # 9: 2 + 0, 7: 0 + 3, 8: 1 + 3, 5: 3 + 1
+    [[9, 7, 8]]
+    """
+    clients, count = near.shape
+    names = np.concatenate([near, other], axis=1)
+    # Ranks as two digits, their sum and that in `near`, of an entry whose client is missing in the other list.
+    base, places = 2 * count, np.arange(count)
+    keys = np.concatenate([(places + count) * base + places, (places + count) * base + count])
+    keys = np.tile(keys, (clients, 1))
+    order = np.argsort(names, axis=1, kind="stable")
+    names, keys = np.take_along_axis(names, order, axis=1), np.take_along_axis(keys, order, axis=1)
+    twice = (names[:, 1:] == names[:, :-1]) & (names[:, 1:] >= 0)  # a client in both lists: that of `near` is first
+    sums = keys[:, :-1] // base + keys[:, 1:] // base - 2 * count
+    keys[:, :-1] = np.where(twice, sums * base + keys[:, :-1] % base, keys[:, :-1])
+    last = base * base
+    keys[:, 1:][twice] = last
+    keys[names < 0] = last
+    order = np.argsort(keys, axis=1, kind="stable")[:, :count]
+    names, keys = np.take_along_axis(names, order, axis=1), np.take_along_axis(keys, order, axis=1)
+    return np.where(keys < last, names, -1)
+
+
 def kin_rows(near: Integers, weights: Floats) -> csr_array:
     """Weights with which each client averages its kin, (n, n), rows summing to 1.
 

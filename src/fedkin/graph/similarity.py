@@ -78,9 +78,15 @@ def _top_right_singular_vector(x: Floats) -> Floats:
     return np.asarray(x.T @ vectors[:, 0] if n < features else vectors[:, 0])
 
 
-def messages(federation: Federation, pixels: str = "raw", sign: str = "paper") -> Floats:
-    """The messages of all training clients, (C, D), from their raw or preprocessed features."""
+def messages(federation: Federation, pixels: str = "auto", sign: str = "paper") -> Floats:
+    """The messages of all training clients, (C, D), from their raw or preprocessed features.
+
+    `auto`: raw pixels; features that were brought to a common scale, each in its own way, as preprocessed. In their raw
+    units the one with the largest numbers would be the message.
+    """
     clients = federation.train
+    if pixels == "auto":
+        pixels = "preprocessed" if federation.has_own_scales else "raw"
     rows = []
     for i in range(len(clients)):
         x = federation.raw(i) if pixels == "raw" else clients.x[clients.rows(i)]
@@ -180,6 +186,11 @@ class SimilarityGraph:
 
     def __len__(self) -> int:
         return int(self.adjacency.shape[0])
+
+    def __repr__(self) -> str:
+        edges = int((self.adjacency > 0).sum()) // 2
+        kept = "sparse" if isinstance(self.adjacency, csr_array) else "dense"
+        return f"SimilarityGraph({len(self):,} clients, {edges:,} edges, {kept})"
 
     @property
     def strengths(self) -> Floats:
@@ -286,7 +297,7 @@ def build_graph(
     neighbours: int = 0,
     search: str = "exact",
     temperature: float = 1.0,
-    pixels: str = "raw",
+    pixels: str = "auto",
     sign: str = "paper",
     floor: float = 0.0,
     seed: int = 0,

@@ -2,7 +2,9 @@
 
 reproduce.py        reproductions, described by the TOML files in reproductions/
 tables.py           their tables: results next to the paper's values
+client_losses.py    a table of the loss at every client
 controls.py         tables of the control experiments, over seeds
+personal.py         tables of personal models, methods tuned alike
 figures.py          their figures: curves, sweeps, federations before training
 theory.py           the formulas of theorems and lemmas, as functions
 problem.py          a federation with its constants L, μ, Γ and its minimum

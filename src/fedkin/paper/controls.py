@@ -40,8 +40,8 @@ def control_tables(context: Context) -> Output:
             row = (
                 text_cell(name),
                 Cell(str(len(by_seed)), len(by_seed)),
-                _interval([run.reached for run in by_seed.values()], "{:.1f}"),
-                _interval([100 * run.final_accuracy for run in by_seed.values()], "{:.2f}"),
+                interval_cell([run.reached for run in by_seed.values()], "{:.1f}"),
+                interval_cell([100 * run.final_value for run in by_seed.values()], "{:.2f}"),
                 *([Cell("")] * 2 if by_seed is reference else _difference_cells(by_seed, reference)),
             )
             rows.append(row)
@@ -108,12 +108,12 @@ def _difference_cells(ours: Mapping[int, Run], theirs: Mapping[int, Run]) -> lis
     """Differences per seed in rounds to the threshold, and in final accuracy in points."""
     pairs = [(ours[seed], theirs[seed]) for seed in ours if seed in theirs]
     return [
-        _interval([one.reached - other.reached for one, other in pairs], "{:+.1f}"),
-        _interval([100 * (one.final_accuracy - other.final_accuracy) for one, other in pairs], "{:+.2f}"),
+        interval_cell([one.reached - other.reached for one, other in pairs], "{:+.1f}"),
+        interval_cell([100 * (one.final_value - other.final_value) for one, other in pairs], "{:+.2f}"),
     ]
 
 
-def _interval(values: Sequence[float], form: str) -> Cell:
+def interval_cell(values: Sequence[float], form: str) -> Cell:
     """Mean and half the width of its confidence interval; missing values are left out and counted."""
     there = [v for v in values if math.isfinite(v)]
     count = f" ({len(there)} of {len(values)})" if len(there) < len(values) else ""

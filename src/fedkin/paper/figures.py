@@ -55,10 +55,10 @@ def curve_figures(context: Context) -> Output:
                 balance = part.label.split()[-1].capitalize()
                 kind = str(run.config["model"]["kind"])
                 title = f"{balance}, {_LOSS.get(kind, kind)}"
-                columns.setdefault(part.label.split()[0], {}).setdefault(title, []).append(run)
+                columns.setdefault(part.data, {}).setdefault(title, []).append(run)
     figures = {}
     for data, panels in columns.items():
-        figures[data.lower()] = _grid(data, dict(sorted(panels.items())), zoom=True)
+        figures[data.lower().replace(" ", "-")] = _grid(data, dict(sorted(panels.items())), zoom=True)
     notes = ("Loss and accuracy of the global model on the testing clients. Insets: the rounds around the threshold.",)
     return Output(figures=figures, notes=notes)
 
@@ -146,7 +146,7 @@ def sweep_figures(context: Context) -> Output:
                         text_cell(part.label),
                         text_cell(head),
                         text_cell(run.method),
-                        number_cell("{:.2f} %", 100 * run.final_accuracy),
+                        number_cell("{:.2f} %", 100 * run.final_value),
                         number_cell("{:g}", run.reached),
                         number_cell("{:.1f}×", ratio),
                         text_cell(run.state),

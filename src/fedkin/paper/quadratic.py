@@ -14,6 +14,7 @@ from torch import Tensor
 from fedkin.data.federation import Federation, from_rows
 from fedkin.errors import BadInput
 from fedkin.graph.similarity import SimilarityGraph
+from fedkin.models import CROSS_ENTROPY, Loss
 from fedkin.paper.problem import Problem
 
 
@@ -26,6 +27,7 @@ class Quadratic:
 
     begin: tuple[float, ...]
     parallel: bool = field(default=True, init=False, repr=False)
+    loss: Loss = field(default=CROSS_ENTROPY, init=False, repr=False)  # of scores, which it does not have
 
     @property
     def size(self) -> int:

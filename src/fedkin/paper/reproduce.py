@@ -1,8 +1,9 @@
 """Reproduce the paper: every table and figure by name, from real data, with the paper's values for comparison.
 
 A reproduction is one TOML file in `fedkin/paper/reproductions`: which experiments to run, how to present them, the
-paper's values, and what to change for a quick trial on the embedded data. Runs are written to
-`OUT/<experiment>/<run>` and kept, so that an interrupted reproduction continues, and reproductions share runs.
+paper's values, and what to change for a quick trial on the embedded data. What the paper does otherwise than the
+defaults is in `fedkin/paper/choices.toml`, for all of them. Runs are written to `OUT/<experiment>/<run>` and kept, so
+that an interrupted reproduction continues, and reproductions share runs.
 """
 
 import tomllib
@@ -10,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from matplotlib.figure import Figure
 
 from fedkin.errors import BadInput, nearest
 from fedkin.experiments import run as experiment
-from fedkin.experiments.config import Settings
+from fedkin.experiments.data_sections import Settings
 from fedkin.experiments.preparation import Preparation
 from fedkin.experiments.progress import Listener, Silent
 from fedkin.reports.figures import save
@@ -27,15 +29,20 @@ from fedkin.reports.runs import collect
 from fedkin.reports.tables import Table
 
 FOLDER = files("fedkin.paper") / "reproductions"
+SUBSTITUTED = ("CIFAR-10", "CIFAR-100")  # first words of labels that are not true of a quick trial
 QUICK_NOTE = "A quick trial on the embedded digits: it shows the layout, its numbers are no results."
 
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """One experiment of a reproduction: the name of its folder, its label in tables, and its settings."""
+    """One experiment of a reproduction: the name of its folder, its label in tables, and its settings.
+
+    data  the data set in words, as in the label
+    """
 
     name: str
     label: str
+    data: str
     settings: Settings = field(repr=False)
 
 
@@ -96,18 +103,27 @@ def read_reproduction(name: str, quick: bool = False) -> Reproduction:
     """A reproduction by its name; with `quick` its small version."""
     if name not in reproduction_names():
         raise BadInput(f"there is no reproduction '{name}'{nearest(name, reproduction_names())}")
-    content = _toml(name)
-    source = _toml(content["runs"]) if "runs" in content else content  # another reproduction's runs
+    content = _toml(FOLDER / f"{name}.toml")
+    # another reproduction's runs
+    source = _toml(FOLDER / f"{content['runs']}.toml") if "runs" in content else content
+    choices = _toml(files("fedkin.paper") / "choices.toml")
     parts = []
+    change = dict(source["quick"]) if quick else {}
+    few, without = change.pop("only", None), change.pop("without", [])
     for own in source["experiment"]:
+        if few is not None and own["name"] not in few:
+            continue
         settings = merged(source.get("settings", {}), own)
+        settings = merged(settings, merged(choices, settings))  # in the order of the file, which names the runs
         label = settings.pop("label", settings["name"])
-        if quick:
-            change = dict(source["quick"])
-            for key in change.pop("without", []):
-                _drop(settings, key)
-            settings = merged(settings, change)
-        parts.append(Part(settings["name"], label, settings))
+        data = label.split()[0]
+        for key in without:
+            _drop(settings, key)
+        if data in SUBSTITUTED and "source" in change.get("data", {}):
+            data = f"{change['data']['source']} for {data}"
+            label = " ".join([data, *label.split()[1:]])
+        settings = merged(settings, change)
+        parts.append(Part(settings["name"], label, data, settings))
     return Reproduction(
         name,
         content["title"],
@@ -120,8 +136,8 @@ def read_reproduction(name: str, quick: bool = False) -> Reproduction:
     )
 
 
-def _toml(name: str) -> Settings:
-    return tomllib.loads((FOLDER / f"{name}.toml").read_text(encoding="utf-8"))
+def _toml(file: Traversable) -> Settings:
+    return tomllib.loads(file.read_text(encoding="utf-8"))
 
 
 def merged(settings: Mapping[str, Any], updates: Mapping[str, Any]) -> Settings:
@@ -200,13 +216,15 @@ Presentation = Callable[[Context], Output]
 
 def _presentations() -> dict[str, tuple[Presentation, bool]]:
     """The presentations by name, and whether each needs runs."""
-    from fedkin.paper import controls, figures, tables
+    from fedkin.paper import client_losses, controls, figures, personal, tables
 
     return {
         "main_table": (tables.main_table, True),
         "times": (tables.times_table, True),
         "variants": (tables.variants_table, True),
+        "client_losses": (client_losses.client_losses, True),
         "controls": (controls.control_tables, True),
+        "personal": (personal.personal_tables, True),
         "curves": (figures.curve_figures, True),
         "sweep": (figures.sweep_figures, True),
         "misalignment": (figures.misalignment_figure, False),

@@ -14,7 +14,7 @@ from fedkin.data.federation import Clients, Federation
 from fedkin.engine.spaces.plain import stack
 from fedkin.errors import BadInput
 from fedkin.graph.similarity import SimilarityGraph
-from fedkin.models import Softmax, residual
+from fedkin.models import CROSS_ENTROPY, Softmax
 from fedkin.paper.problem import Notify, Problem
 from fedkin.types import Floats
 
@@ -96,8 +96,8 @@ class SoftmaxLosses:
         value, gradient = self.l2 / 2 * (v @ v), self.l2 * v
         for x, y, weight in parts:
             z, g = self.model.scores(v, x), torch.empty_like(v)
-            value = value + weight @ torch.nn.functional.cross_entropy(z.mT, y, reduction="none")
-            self.model.first.backward(x, residual(z, y, weight), into=g)
+            value = value + weight @ CROSS_ENTROPY.each(z, y)
+            self.model.first.backward(x, CROSS_ENTROPY.residual(z, y, weight), into=g)
             gradient += g
         return float(value), gradient.numpy()
 
@@ -118,7 +118,9 @@ class SoftmaxLosses:
         for cohort, batch in zip(self.cohorts, self.batches, strict=True):
             x, weight, w = batch.x, batch.weight, points[:, cohort]
             y = batch.y.expand(len(w), *batch.y.shape)
-            r = residual(self.model.scores(w, x), y, torch.ones_like(weight))  # (points, clients, K, samples)
+            r = CROSS_ENTROPY.residual(
+                self.model.scores(w, x), y, torch.ones_like(weight)
+            )  # (points, clients, K, samples)
             squares = ((r**2).sum(dim=-2) * ((x**2).sum(dim=-1) + 1) * weight).sum(dim=-1)
             r *= weight.unsqueeze(-2)
             mean = ((r @ x) ** 2).sum(dim=(-2, -1)) + (r.sum(dim=-1) ** 2).sum(dim=-1)

@@ -59,7 +59,7 @@ def main_table(context: Context) -> Output:
         *("experiment", "loss", "algorithm", "status", "accuracy", "rounds", "speed-up", "seconds"),
         *("paper accuracy", "paper rounds", "accuracy − paper", "rounds − paper"),
     )
-    goals = {part.label.split()[0]: part.settings.get("threshold", 0.75) for part in found}
+    goals = {part.data: part.settings.get("threshold", 0.75) for part in found}
     thresholds = ", ".join(f"{100 * threshold:g} % on {data}" for data, threshold in goals.items())
     goal = (
         f"A cell is the accuracy in percent after the last round / rounds to {thresholds}, counted from 0 (speed-up)."
@@ -79,7 +79,7 @@ def _result_text(run: Run | None, base: Run | None) -> str:
     reached = f"{run.reached:g}" if math.isfinite(run.reached) else NEVER
     ratio = speed_up(base.reached, run.reached) if base else math.nan
     faster = f" ({ratio:.1f}×)" if math.isfinite(ratio) else ""
-    return f"{100 * run.final_accuracy:.2f} / {reached}{faster}"
+    return f"{100 * run.final_value:.2f} / {reached}{faster}"
 
 
 def _printed_text(values: Mapping[str, Any], method: str) -> str:
@@ -98,13 +98,13 @@ def _csv_row(part: Part, run: Run, base: Run | None, values: Sequence[float] | N
         text_cell(LOSS.get(_kind(run), _kind(run))),
         text_cell(run.method),
         text_cell(run.state),
-        number_cell("{:.4f}", run.final_accuracy),
+        number_cell("{:.4f}", run.final_value),
         number_cell("{:g}", run.reached),
         number_cell("{:.2f}", ratio),
         number_cell("{:.1f}", run.seconds),
         number_cell("{:.4f}", accuracy),
         number_cell("{:g}", rounds),
-        number_cell("{:.4f}", run.final_accuracy - accuracy),
+        number_cell("{:.4f}", run.final_value - accuracy),
         number_cell("{:g}", run.reached - rounds),
     )
 
@@ -117,7 +117,7 @@ def _agreement(found: Mapping[Part, Mapping[tuple[str, str], Run]], printed: Map
             done = {m: runs[kind, m] for m in values if (kind, m) in runs and runs[kind, m].status == "finished"}
             if not done:
                 continue
-            points = max(abs(100 * run.final_accuracy - values[m][0]) for m, run in done.items())
+            points = max(abs(100 * run.final_value - values[m][0]) for m, run in done.items())
             missed = [m for m, run in done.items() if not math.isfinite(run.reached)]
             differences = [(run.reached - values[m][1], values[m][1]) for m, run in done.items() if m not in missed]
             line = f"{part.label}, {LOSS.get(kind, kind)}, {len(done)} of {len(values)} cells: "
@@ -212,7 +212,7 @@ def variants_table(context: Context) -> Output:
                         text_cell(method),
                         text_cell(run.state),
                         number_cell("{:g}", run.reached),
-                        number_cell("{:.4f}", run.final_accuracy),
+                        number_cell("{:.4f}", run.final_value),
                     )
                 )
         rows.append((text_cell(part.label), *cells))

@@ -59,7 +59,8 @@ def softmax_report(
 ) -> list[TheoryReport]:
     """Check the bounds on every federation that a TOML file (or a dictionary, or the embedded default) describes.
 
-    Step size and order of batches are those of the theorems, not the file's: γ of the theorem, random batches. E is
+    Step size, order of batches and averaging weights are those of the theorems, not the defaults: γ of the theorem,
+    random batches, the degrees of the graph; a file that sets other weights is an error. E is
     `local.steps` or, if that is 0, `local.epochs`; then with `batch_size = "all"` each step takes all samples.
     """
     listener = listener or Silent()
@@ -92,9 +93,9 @@ def softmax_report(
 def _check(config: Experiment) -> None:
     """Raise unless the theorems cover what the configuration describes."""
     name, knobs = config.algorithm.name, config.algorithm.model_extra or {}
-    if config.model.kind != "softmax":
+    if config.model.kind != "linear":
         raise BadInput(
-            f"model.kind = '{config.model.kind}' has constants that cannot be computed: set model.kind = 'softmax'"
+            f"model.kind = '{config.model.kind}' has constants that cannot be computed: set model.kind = 'linear'"
         )
     if name not in ("fedavg", "fedprox", "fedkin"):
         raise BadInput(f"the theorems do not cover {name}: choose fedavg, fedprox or fedkin")
@@ -104,10 +105,12 @@ def _check(config: Experiment) -> None:
         raise BadInput(f"constants are computed in float64, not on device = '{config.device}': set device = 'cpu'")
     if config.take_part != "all":
         raise BadInput("the theorems assume that all clients take part in every round: set take_part = 'all'")
-    if config.graph.weights != "adjacency":
+    if "weights" in config.graph.model_fields_set and config.graph.weights != "adjacency":
         raise BadInput("the theorems assume averages by the degrees of the graph: set graph.weights = 'adjacency'")
     if np.isfinite(config.local.clip):
         raise BadInput("clipped gradients are biased, which the theorems exclude: set local.clip = inf")
+    if config.local.optimizer != "sgd" or config.local.weight_decay:
+        raise BadInput("the theorems are about plain steps: set local.optimizer = 'sgd' and local.weight_decay = 0")
 
 
 def _throttled(listener: Listener) -> Notify:
