@@ -75,3 +75,29 @@ def finite(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {k: finite(v) for k, v in value.items()}
     return [finite(v) for v in value] if isinstance(value, list) else value
+
+
+def json_object(path: Path) -> dict[str, Any] | None:
+    """The JSON object in a file; None if the file is missing or damaged."""
+    try:
+        return object_in(path.read_bytes())
+    except OSError:
+        return None
+
+
+def object_in(text: bytes) -> dict[str, Any] | None:
+    """The JSON object in a text; None if there is none."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def dotted(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables as one, with dotted names."""
+    entries: dict[str, Any] = {}
+    for key, value in table.items():
+        nested = isinstance(value, dict) and value
+        entries |= dotted(value, f"{prefix}{key}.") if nested else {prefix + key: value}
+    return entries

@@ -7,137 +7,121 @@ from dataclasses import Field as DataclassField
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from fedkin.algorithms import Algorithm, algorithm_named
 from fedkin.algorithms.base import is_hyper
 from fedkin.algorithms.local import Local
 from fedkin.algorithms.schedules import Schedule
+from fedkin.data.measure import ACCURACY, Measure
 from fedkin.errors import BadInput, in_short, nearest
-
-Settings = dict[str, Any]
-MOST = 10**9  # maximum of integer settings
+from fedkin.experiments.data_sections import MOST, DataSection, Partition, Section, Settings
 
 # Settings that change how a run is executed but not its result.
-IMMATERIAL = {"threads", "checkpoint_every"}
-
-
-class Section(BaseModel):
-    """A table of a TOML file."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+IMMATERIAL = {"threads", "checkpoint_every", "keep"}
 
 
 S = TypeVar("S", bound=Section)
 
 
-class DataSection(Section):
-    """Data set and preprocessing.
-
-    source      digits, mnist, fashion_mnist, femnist, cifar10, cifar100, or the path of an npz file
-    preprocess  half: (x − 0.5)/0.5; standardise: per-pixel mean and deviation; none
-    """
-
-    source: str = "digits"
-    preprocess: Literal["half", "standardise", "none"] = "half"
-
-
-class Partition(Section):
-    """Partition of the samples into clients.
-
-    clients          C training and C testing clients
-    class_imbalance  a ≥ 0 (Dirichlet); 0 is balanced
-    size_imbalance   b ≥ 0 (log-normal); 0 is balanced
-    scheme           `paired`: testing client i has the class mix and share of training client i; `paper` (the paper's
-                     text) and `published` (its published code) divide both parts independently
-    mixes            how class mixes are sampled, `paper` or `published` (default: as the scheme)
-    clusters         number of clusters of clients, each with classes that no other cluster has (0: none)
-    group            natural partition by a group key of the data, such as writer, instead of the above
-    kinds            number of groups of clients that differ from each other (0: none)
-    kind_shares      relative sizes of these groups in one string, such as "0.5, 0.3, 0.2" (default: equal)
-    differ           how groups differ: images `rotated`, labels `permuted`, or `classes` of their own; `angles`: no
-                     groups, but images of each client rotated by an angle of its own
-    samples          at most so many training and validation samples of each client (0: all)
-    validation       share of each client's training samples that is held out; `auto`: 0.2 if the algorithm uses
-                     validation samples, else 0
-    newcomers        share of the clients that are never sampled for training
-    pooled           all training samples in one place, to compare with; testing clients stay. The graph is uniform
-                     and `take_part` has no effect
-    """
-
-    clients: int = Field(default=100, ge=2, le=MOST)
-    class_imbalance: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    size_imbalance: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    scheme: Literal["paired", "paper", "published"] = "paired"
-    mixes: Literal["paper", "published"] | None = None
-    clusters: int = Field(default=0, ge=0, le=MOST)
-    group: str | None = None
-    kinds: int = Field(default=0, ge=0, le=MOST)
-    kind_shares: str = ""
-    differ: Literal["rotated", "permuted", "classes", "angles"] = "rotated"
-    samples: int = Field(default=0, ge=0, le=MOST)
-    validation: Annotated[float, Field(ge=0, lt=1)] | Literal["auto"] = "auto"
-    newcomers: float = Field(default=0.0, ge=0, lt=1)
-    pooled: bool = False
-
-    @field_validator("kind_shares", mode="before")
-    @classmethod
-    def _numbers(cls, text: Any) -> Any:
-        try:
-            _numbers_in(text)
-        except (AttributeError, ValueError):
-            raise BadInput(
-                f"partition.kind_shares = {text!r} is not valid: write all shares in one string, such as "
-                "'0.5, 0.3, 0.2', because a list makes a grid"
-            ) from None
-        return text
-
-    @property
-    def shares(self) -> tuple[float, ...]:
-        """`kind_shares` as numbers."""
-        return _numbers_in(self.kind_shares)
-
-
-def _numbers_in(text: str) -> tuple[float, ...]:
-    return tuple(float(word) for word in text.split(",")) if text.strip() else ()
-
-
 # Settings whose default has changed: a recorded configuration without the key means the former default.
-FORMER_DEFAULTS: Settings = {"partition": {"scheme": "published"}}
+FORMER_DEFAULTS: Settings = {
+    "rounds": 200,
+    "data": {"preprocess": "half"},
+    "partition": {"scheme": "published"},
+    "graph": {"weights": "adjacency", "pixels": "raw"},
+    "local": {"step_size": 1e-3, "batch_size": 256, "order": "fixed"},
+}
+
+
+def former_settings() -> Settings:
+    """What a recorded configuration means where it has no value: the defaults, or former ones; no name or algorithm."""
+    former = Experiment.model_validate(FORMER_DEFAULTS)
+    return former.model_dump(mode="json", by_alias=True, exclude={"name", "algorithm"})
+
+
+# Values that have a new name, by section and key: recorded configurations may have the former one.
+FORMER_NAMES = {"model": {"kind": {"softmax": "linear"}}}
 
 
 class Graph(Section):
     """Similarity graph of the clients.
 
     kind         similarity, or for comparison uniform, shuffled, global
-    weights      averaging weights of the server: adjacency (the degrees), uniform, samples
+    weights      averaging weights of the server: samples, uniform, adjacency (the degrees, as in the paper)
     neighbours   number of nearest neighbours, which makes the graph sparse (0: all)
     search       nearest-neighbour search: exact, or approximate for very many clients
     temperature  below 1 strengthens strong edges, above 1 evens edges out (1: the paper's)
-    pixels       messages from raw or preprocessed features
+    pixels       messages from raw or preprocessed features; auto: raw pixels, other features preprocessed
     floor        lower bound of misalignments (0: identical clients are an error)
     """
 
     kind: Literal["similarity", "uniform", "shuffled", "global", "kinds"] = "similarity"
-    weights: Literal["adjacency", "uniform", "samples"] = "adjacency"
+    weights: Literal["adjacency", "uniform", "samples"] = "samples"
     neighbours: int = Field(default=0, ge=0, le=MOST)
     search: Literal["exact", "approximate"] = "exact"
     temperature: float = Field(default=1.0, gt=0, allow_inf_nan=False)
-    pixels: Literal["raw", "preprocessed"] = "raw"
+    pixels: Literal["auto", "raw", "preprocessed"] = "auto"
     floor: float = Field(default=0.0, ge=0, lt=1)
 
 
 class ModelSection(Section):
     """Model.
 
-    kind    softmax, mlp, or the import path of a torch.nn.Module: package.module:Name
+    kind    linear (softmax, logistic or linear regression, by what is predicted; also called softmax), mlp, or the
+            import path of a torch.nn.Module: package.module:Name
+    start   of the linear model: random, or zero
     hidden  hidden units of the mlp
     args    keyword arguments of an imported model
+    shape   of one sample as an imported model expects it, in one string, such as "28, 28" (default: that of the data)
     """
 
-    kind: str = "softmax"
+    kind: str = "linear"
+    start: Literal["random", "zero"] = "random"
     hidden: int = Field(default=128, ge=1, le=MOST)
     args: dict[str, Any] = Field(default_factory=dict)
+    shape: str = ""
+
+    @field_validator("shape", mode="before")
+    @classmethod
+    def _sizes(cls, text: Any) -> Any:
+        try:
+            sizes = _sizes_in(text)
+        except (AttributeError, ValueError):
+            sizes = (0,)
+        if any(not 1 <= size <= MOST for size in sizes):
+            raise BadInput(
+                f"model.shape = {text!r} is not valid: write all sizes in one string, such as '28, 28', because a list "
+                "makes a grid"
+            )
+        return text
+
+    @property
+    def sizes(self) -> tuple[int, ...] | None:
+        """`shape` as numbers; None if it is not given."""
+        return _sizes_in(self.shape) or None
+
+    @field_validator("kind")
+    @classmethod
+    def _current_name(cls, kind: str) -> str:
+        return FORMER_NAMES["model"]["kind"].get(kind, kind)
+
+    @model_validator(mode="after")
+    def _learns(self) -> "ModelSection":
+        if self.start == "zero" and self.kind != "linear":
+            raise BadInput("model.start = 'zero' is for the linear model: leave it out, as units would stay alike")
+        return self
+
+    @property
+    def settings(self) -> Settings:
+        """The settings that the kind of model has."""
+        if self.kind == "linear":
+            return {"zero": self.start == "zero"}
+        return {"hidden": self.hidden} if self.kind == "mlp" else self.args
+
+
+def _sizes_in(text: str) -> tuple[int, ...]:
+    return tuple(int(word) for word in text.split(",")) if text.strip() else ()
 
 
 class Scheduled(Section):
@@ -156,22 +140,28 @@ class Scheduled(Section):
 class LocalSection(Section):
     """Local training of a client in a round.
 
-    step_size   γ, a number or a schedule
-    epochs      E, passes over the client's samples
-    batch_size  B, a number or "all"
-    steps       number of steps, on a partition into as many batches, instead of epochs (0: epochs)
-    order       order of the samples: fixed, or shuffled in each epoch
-    l2          λ, coefficient of the L2 penalty
-    clip        G, maximum gradient norm (inf: no clipping)
+    step_size     γ, a number or a schedule
+    epochs        E, passes over the client's samples
+    batch_size    B, a number or "all"
+    steps         number of steps, on a partition into as many batches, instead of epochs (0: epochs)
+    order         order of the samples: shuffled in each epoch, or fixed
+    l2            λ, coefficient of the L2 penalty
+    clip          G, maximum gradient norm (inf: no clipping)
+    optimizer     sgd, momentum or adam
+    momentum      μ of the optimizer momentum
+    weight_decay  δ, decoupled from the gradient
     """
 
-    step_size: float | Scheduled = 1e-3
+    step_size: float | Scheduled = 1e-2
     epochs: int = Field(default=10, ge=1, le=MOST)
-    batch_size: Annotated[int, Field(le=MOST)] | Literal["all"] = 256
+    batch_size: Annotated[int, Field(le=MOST)] | Literal["all"] = 32
     steps: int = Field(default=0, ge=0, le=MOST)
-    order: Literal["fixed", "shuffled"] = "fixed"
+    order: Literal["fixed", "shuffled"] = "shuffled"
     l2: float = Field(default=1e-4, ge=0, allow_inf_nan=False)
     clip: float = Field(default=float("inf"), gt=0)
+    optimizer: Literal["sgd", "momentum", "adam"] = "sgd"
+    momentum: float = Field(default=0.9, ge=0, lt=1)
+    weight_decay: float = Field(default=0.0, ge=0, allow_inf_nan=False)
 
     def work(self) -> Local:
         """The settings as an object for the engine."""
@@ -182,6 +172,9 @@ class LocalSection(Section):
             order=self.order,
             l2=self.l2,
             clip=None if self.clip == float("inf") else self.clip,
+            optimizer=self.optimizer,
+            momentum=self.momentum,
+            weight_decay=self.weight_decay,
         )
 
 
@@ -271,22 +264,28 @@ class Experiment(Section):
     """All settings of one run.
 
     rounds            T, number of rounds
-    threshold         accuracy for which the number of rounds is reported
+    threshold         accuracy for which the number of rounds is reported; of a regression, mean squared error
     take_part         M, number of clients sampled per round, or "all"
     device            PyTorch device: cpu, cuda, …
     threads           processor threads (0: PyTorch's default)
     checkpoint_every  maximum number of rounds between checkpoints, which are at most about 30 seconds apart
+    evaluate_every    rounds between measurements; the last round is always measured
+    evaluate          clients at which the global model is measured: all, or test ones only
+    keep              what stays after the last round: the global model alone (`model`), with the last checkpoint and
+                      the clients' own models (`all`), or these if they are not too large (`auto`)
     """
 
     name: str = "experiment"
     seed: int = Field(default=0, ge=0, lt=2**32)
-    rounds: int = Field(default=200, ge=1, le=MOST)
-    threshold: float = Field(default=0.75, gt=0, le=1)
+    rounds: int = Field(default=100, ge=1, le=MOST)
+    threshold: float = Field(default=0.75, gt=0, allow_inf_nan=False)
     take_part: Annotated[int, Field(ge=1, le=MOST)] | Literal["all"] = "all"
     device: str = "cpu"
     threads: int = Field(default=0, ge=0, le=1024)
     checkpoint_every: int = Field(default=10, ge=1, le=MOST)
     evaluate_every: int = Field(default=1, ge=1, le=MOST)
+    evaluate: Literal["all", "test"] = "all"
+    keep: Literal["auto", "all", "model"] = "auto"
     data: DataSection = DataSection()
     partition: Partition = Partition()
     graph: Graph = Graph()
@@ -314,13 +313,21 @@ class Experiment(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> "Experiment":
-        if self.take_part != "all" and self.partition.group is None and self.take_part > self.partition.clients:
+        natural = self.partition.group is not None or self.data.has_clients
+        if self.take_part != "all" and not natural and self.take_part > self.partition.clients:
             raise BadInput(
                 f"take_part = {self.take_part} is more than the {self.partition.clients} clients there are: lower it"
             )
+        if self.threshold > 1 and self.data.task != "regression":
+            words = "an accuracy is at most 1; for a mean squared error, set data.task = 'regression'"
+            raise BadInput(f"threshold = {self.threshold:g} is out of range: {words}")
         self.algorithm.build(self.local.step_size)
         self.local.work()
         return self
+
+    def goal(self, measure: Measure) -> float | None:
+        """The threshold for the main measure: a mean squared error has none but what the user sets."""
+        return self.threshold if measure is ACCURACY or "threshold" in self.model_fields_set else measure.usual
 
 
 SECTIONS = {name: info.annotation for name, info in Experiment.model_fields.items()}

@@ -6,7 +6,7 @@ The table of an algorithm may have settings of other sections, which replace the
 
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from itertools import product
 from pathlib import Path
@@ -14,25 +14,38 @@ from typing import Any
 
 from fedkin.algorithms import ALGORITHMS
 from fedkin.errors import BadInput, nearest
-from fedkin.experiments.config import SECTIONS, Experiment, Section, Settings, knobs, validated
+from fedkin.experiments.config import SECTIONS, Experiment, knobs, validated
+from fedkin.experiments.data_sections import Section, Settings
+from fedkin.imports import imported_object, modules_beside
 
 
 @dataclass(frozen=True)
 class Plan:
-    """One run of a grid: the name of its folder and its configuration."""
+    """One run of a grid: the name of its folder and its configuration.
+
+    beside  the folder of the TOML file, in which modules of the user's own are looked for first
+    """
 
     name: str
     config: Experiment
+    beside: Path | None = None
 
 
 def plans(source: Path | str | Mapping[str, Any] | None = None, overrides: Sequence[str] = ()) -> list[Plan]:
     """All runs that a TOML file (or a dictionary, or the embedded default) describes, after `key=value` overrides."""
+    beside = None if source is None or isinstance(source, Mapping) else Path(source).absolute().parent
     try:
         settings = settings_from(source)
-        for override in overrides:
-            _override(settings, override)
-        _check_text(settings)
-        return _plans(settings)
+        with modules_beside(beside):
+            for override in overrides:
+                _override(settings, override)
+            _check_text(settings)
+            found = [replace(plan, beside=beside) for plan in _plans(settings)]
+            # Once imported, a module is known by its name; its errors are better said before anything is loaded.
+            for kind in dict.fromkeys(plan.config.model.kind for plan in found if beside is not None):
+                if ":" in kind:
+                    imported_object(kind, "model")
+        return found
     except RecursionError:
         raise BadInput("the settings are nested too deeply: use lists of values or of tables") from None
 
@@ -174,6 +187,8 @@ def _full_key(key: str) -> str:
 def _expand(value: Any, path: str = "") -> Iterator[tuple[dict[str, Any], Any]]:
     """All values that a value with lists expands to, each with the choices made."""
     if isinstance(value, list):
+        if path in ("data.drop", "data.categories"):
+            raise BadInput(f"{path} = {value} is a list, which makes a grid: write all columns in one string, 'a, b'")
         for entry in value:
             for choice, one in _expand(entry, path):
                 # A run is named by the choices within a table, or by a plain value itself.

@@ -5,20 +5,29 @@ Guarantee: the runs of one command give bitwise identical results however often 
 numbers up to rounding, because larger matrix products sum in another order. Therefore a group is fixed when its runs
 start (origin.json): a run that has to be repeated is executed together with the others of its group, even if those have
 finished. A diverging run leaves the group after the round in which its loss is no longer finite.
+
+The last checkpoint is kept, so that a run with more rounds continues. 60 rounds and then 100 give the bits of 100 at
+once, in the same group.
 """
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from fedkin.data.card import DataCard
+from fedkin.data.measure import measure_in
 from fedkin.engine import lanes
-from fedkin.engine.own import client_table, kin_graph
+from fedkin.engine.metrics import has_diverged
+from fedkin.engine.own import kin_graph, models_of
+from fedkin.engine.scores import client_table, predictions, score_summary
 from fedkin.engine.simulation import Simulation, State
 from fedkin.experiments import records
 from fedkin.experiments.grid import Plan
+from fedkin.experiments.model_files import OWN_FILE, is_kept
 from fedkin.experiments.progress import Listener
 from fedkin.experiments.results import Result
-from fedkin.experiments.rounds import play
+from fedkin.experiments.rising import WATCHED, first_losses, growth_of, watched
+from fedkin.experiments.rounds import is_evaluated, notes_of, play, unmeasured
 from fedkin.types import Record
 
 CHECKPOINT_SECONDS = 30.0
@@ -30,8 +39,10 @@ MOST_LANES = 256
 class Lane:
     """A run of a group.
 
-    done   records of the rounds so far
-    ended  result of the run, or None; a run that had a result before is repeated without writing anything
+    done    records of the rounds so far
+    first   training loss of the initial model
+    ended   result of the run, or None; a run that had a result before is repeated without writing anything
+    before  summary of a result with fewer rounds, or without the models of the clients
     """
 
     plan: Plan
@@ -39,7 +50,9 @@ class Lane:
     settings: Record
     simulation: Simulation
     done: list[Record] = field(default_factory=list)
+    first: float = float("nan")
     ended: Result | None = None
+    before: Record = field(default_factory=dict)
 
     @property
     def is_kept(self) -> bool:
@@ -47,10 +60,21 @@ class Lane:
         return self.ended is not None
 
     def end(self, state: State, *, diverged: bool) -> None:
-        """Write the result: what the clients' models achieve, who is kin, the summary, the global model."""
-        summary = describe(self.plan, self.done, state.spaces)
-        about = () if diverged else (client_table(self.simulation, state), kin_graph(self.simulation, state))
-        self.folder.finish(summary, state.model, *about)
+        """Write the result: the clients' own models, what they achieve, who is kin, the global model, the summary."""
+        spaces = state.spaces or (self.before.get("spaces") if self.before.get("rounds") == len(self.done) else None)
+        summary, simulation = describe(self.plan, self.done, spaces or {}), self.simulation
+        table: list[Record] = []
+        kin = None
+        if not diverged:
+            found = predictions(simulation, state)
+            summary |= score_summary(simulation, found)
+            table, kin = client_table(simulation, state, found), kin_graph(simulation, state)
+        clients, size = len(simulation.federation.train), simulation.model.size
+        personal = simulation.algorithm.at(state.round).is_personal and not diverged
+        if personal and is_kept(self.plan.config.keep, clients * size):
+            self.folder.write_own(((who, models[0]) for who, models in models_of(simulation, state)), clients, size)
+        card = replace(DataCard.of(simulation.federation), personal=personal)
+        self.folder.finish(summary, state.model, table, kin, card)
         self.ended = Result(self.plan.name, self.settings, self.done, summary, state.model, self.folder.path)
 
     def sound_rounds(self, rounds: int) -> set[int]:
@@ -70,9 +94,16 @@ def kept_result(folder: records.RunFolder, plan: Plan, settings: Record) -> Resu
     if (found := folder.result()) is None:
         return None
     summary, done, model = found
-    if summary["status"] == "finished" and len(done) != plan.config.rounds:
+    if summary["status"] == "finished" and (len(done) != plan.config.rounds or _lacks_models(folder, plan)):
         return None
     return Result(plan.name, settings, done, summary, model, folder.path)
+
+
+def _lacks_models(folder: records.RunFolder, plan: Plan) -> bool:
+    """Whether the clients' own models are missing although they are to be kept whatever their size."""
+    if plan.config.keep != "all" or (folder.path / OWN_FILE).exists():
+        return False
+    return plan.config.algorithm.build(plan.config.local.step_size).is_personal
 
 
 def run_group(group: Sequence[Lane], listener: Listener) -> None:
@@ -82,28 +113,42 @@ def run_group(group: Sequence[Lane], listener: Listener) -> None:
     begin = max(set.intersection(*(lane.sound_rounds(rounds) for lane in group)))
     going = [lane for lane in group if lane.takes_part(begin)]
     states = [lane.folder.load(begin, lane.simulation.device) if begin else lane.simulation.start() for lane in going]
-    for lane in going:
+    listener.together([lane.plan.name for lane in going if not lane.is_kept])
+    for lane, state in zip(going, states, strict=True):
         if not lane.is_kept:
             lane.done = lane.folder.records()[:begin]
+            if begin and not is_evaluated(begin - 1, config.evaluate_every, rounds):
+                # It was measured as the last round, which it no longer is.
+                lane.done[-1] = unmeasured(lane.done[-1], notes_of(lane.simulation, state, 0))
             lane.folder.keep_records(lane.done)
-            lane.folder.begin([other.plan.name for other in group])
+            lane.before = lane.folder.begin([other.plan.name for other in group], lane.plan.beside)
+            listener.about(lane.plan.name, lane.folder.path, lane.settings)
             listener.begin(lane.plan.name, rounds, begin)
     together = lanes.together([lane.simulation for lane in going])  # one object for all rounds, as it has caches
     state = lanes.joined(states, together)
+    if begin < WATCHED:
+        _measure_first(going, together)
     saved = time.monotonic()
     while going:
         if state.round < rounds:
-            own = (state.round + 1) % config.evaluate_every == 0 or state.round + 1 == rounds
-            state, new = play(together, [lane.simulation.local.l2 for lane in going], state, evaluate_own=own)
+            state, new = play(
+                together,
+                [lane.simulation.local.l2 for lane in going],
+                state,
+                evaluate=is_evaluated(state.round, config.evaluate_every, rounds),
+                training=config.evaluate == "all",
+            )
         else:
             new = []  # interrupted between the last checkpoint and the result
+        if new and watched(state, rounds):
+            _warn_of_growth(going, together, state, new, listener)
         for lane, record in zip(going, new, strict=False):
             if not lane.is_kept:
                 lane.folder.append(record)
                 lane.done.append(record)
                 listener.round(lane.plan.name, record)
         over = state.round >= rounds
-        diverged = [record["train_loss"] is None for record in new] or [False] * len(going)
+        diverged = [has_diverged(record) for record in new] or [False] * len(going)
         if not (over or any(diverged) or state.round % every == 0 or time.monotonic() - saved > CHECKPOINT_SECONDS):
             continue
         parts = lanes.parted(state, [lane.simulation for lane in going])
@@ -124,7 +169,27 @@ def run_group(group: Sequence[Lane], listener: Listener) -> None:
                 together = lanes.together([lane.simulation for lane in going])
                 state = lanes.joined([part for part, on in zip(parts, stay, strict=True) if on], together)
     for lane in group:
-        lane.folder.remove_checkpoints()
+        lane.folder.tidy(config.keep)
+
+
+def _measure_first(going: Sequence[Lane], group: Simulation) -> None:
+    """The loss of the initial model, which is the same in all lanes but for the penalty."""
+    model = going[0].simulation.start().model
+    losses = first_losses(group, model, [lane.simulation.local.l2 for lane in going])
+    for lane, loss in zip(going, losses, strict=True):
+        lane.first = loss
+
+
+def _warn_of_growth(
+    going: Sequence[Lane], group: Simulation, state: State, new: Sequence[Record], listener: Listener
+) -> None:
+    """Say so if the loss has grown in the first rounds, and put it into the record."""
+    done = [[*lane.done, record] for lane, record in zip(going, new, strict=True)]
+    said = growth_of(group, state, [lane.first for lane in going], done)
+    for lane, record, sentence in zip(going, new, said, strict=True):
+        if sentence and not lane.is_kept:
+            record["warning"] = sentence
+            listener.warn(lane.plan.name, sentence)
 
 
 def describe(plan: Plan, done: list[Record], spaces: Mapping[str, int]) -> Record:
@@ -138,5 +203,5 @@ def describe(plan: Plan, done: list[Record], spaces: Mapping[str, int]) -> Recor
             "step_size": config.local.model_dump(mode="json", by_alias=True)["step_size"],
             **(config.algorithm.model_extra or {}),
         },
-        **records.summarise(done, config.threshold, spaces),
+        **records.summarise(done, config.goal(measure_in(done[-1])), spaces),
     }

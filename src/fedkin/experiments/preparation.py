@@ -5,17 +5,19 @@ from typing import Any
 
 from fedkin.algorithms import algorithm_named
 from fedkin.data import sources
+from fedkin.data.client_sources import read_clients
 from fedkin.data.digest import data_digest
 from fedkin.data.federation import Federation
+from fedkin.data.own_clients import OwnClients
 from fedkin.data.partition import federate
 from fedkin.data.sources import Dataset
 from fedkin.engine.simulation import Simulation
 from fedkin.errors import BadInput
-from fedkin.experiments.config import Experiment
+from fedkin.experiments.config import Experiment, ModelSection
 from fedkin.experiments.progress import Listener, Silent
 from fedkin.experiments.readings import read_as
 from fedkin.graph.similarity import SimilarityGraph, build_graph
-from fedkin.models import build_model
+from fedkin.models import Data, Model, build_model
 
 
 class Preparation:
@@ -25,7 +27,7 @@ class Preparation:
         self.data = data
         self.listener = listener or Silent()
         # Only the last of each is cached: CIFAR-10 takes 700 MB, and runs with the same federation are consecutive.
-        self._dataset: tuple[Any, Dataset] | None = None
+        self._dataset: tuple[Any, Dataset | OwnClients] | None = None
         self._federation: tuple[Any, Federation] | None = None
         self._graph: tuple[Any, SimilarityGraph] | None = None
         self._digests: dict[Any, str] = {}
@@ -33,11 +35,9 @@ class Preparation:
     def simulation(self, config: Experiment) -> Simulation:
         """The simulation of a run."""
         federation, graph = self.federation(config), self.graph(config)
-        section = config.model
-        settings = {"mlp": {"hidden": section.hidden}, "softmax": {}}.get(section.kind, section.args)
         simulation = Simulation(
             federation,
-            build_model(federation, section.kind, **settings),
+            model_of(federation, config.model),
             config.algorithm.build(config.local.step_size),
             graph,
             graph.weights(config.graph.weights, federation.train.sizes),
@@ -49,17 +49,23 @@ class Preparation:
 
     def data_digest(self, config: Experiment) -> str:
         """A digest of the loaded data set."""
-        key = (config.data.source, config.seed)
+        key = _origin_key(config)
         if key not in self._digests:
-            self._digests[key] = data_digest(self._load(config))
+            self._digests[key] = data_digest(self.dataset(config))
         return self._digests[key]
 
-    def _load(self, config: Experiment) -> Dataset:
-        key = (config.data.source, config.seed)
+    def dataset(self, config: Experiment) -> Dataset | OwnClients:
+        """The data as they are loaded: a data set to be divided, or clients with samples of their own."""
+        key, section = _origin_key(config), config.data
         if self._dataset is None or self._dataset[0] != key:
             self._dataset = None
-            self.listener.doing(f"loading {config.data.source}")
-            self._dataset = (key, sources.load(config.data.source, self.data, seed=config.seed))
+            self.listener.doing(f"loading {section.source}")
+            if section.has_clients:
+                self._dataset = (key, read_clients(section.source, section.table_options()))
+            else:
+                how: dict[str, Any] = {"test": config.partition.test, "within": config.partition.group}
+                how |= {"seed": config.seed, "task": section.task}
+                self._dataset = (key, sources.load(section.source, self.data, **how))
         return self._dataset[1]
 
     def federation(self, config: Experiment) -> Federation:
@@ -71,14 +77,15 @@ class Preparation:
         return self._federation[1]
 
     def _make_federation(self, config: Experiment) -> Federation:
-        dataset, split = self._load(config), config.partition
+        dataset, split = self.dataset(config), config.partition
         self._dataset = None  # the federation has its own copy
         federation = federate(
             dataset,
-            **split.model_dump(exclude={"kind_shares", "validation"}),
+            **split.model_dump(exclude={"kind_shares", "validation", "test"}),
             kind_shares=split.shares,
             validation=validation_share(config),
             preprocess=config.data.preprocess,
+            scale_target=config.data.scale_target,
             seed=config.seed,
         )
         try:
@@ -109,6 +116,17 @@ class Preparation:
             )
             self._graph = (key, graph)
         return self._graph[1]
+
+
+def model_of(data: Data, section: ModelSection, beside: Path | None = None) -> Model:
+    """The model for such data."""
+    return build_model(data, section.kind, sample_shape=section.sizes, beside=beside, **section.settings)
+
+
+def _origin_key(config: Experiment) -> Any:
+    """What the loaded data depend on: clients with samples of their own divide them later."""
+    section, split = config.data, config.partition
+    return section if section.has_clients else (section.source, section.task, split.test, split.group, config.seed)
 
 
 def validation_share(config: Experiment) -> float:

@@ -3,9 +3,11 @@
 import time
 from collections.abc import Sequence
 
+import torch
+
 from fedkin.algorithms import Lanes
+from fedkin.algorithms.rows import lane_of
 from fedkin.engine import metrics
-from fedkin.engine.lanes import lane_of
 from fedkin.engine.own import own_models
 from fedkin.engine.simulation import Simulation, State
 from fedkin.files import finite
@@ -13,27 +15,46 @@ from fedkin.types import Record
 
 
 def play(
-    group: Simulation, l2: Sequence[float], state: State, *, evaluate_own: bool = True
+    group: Simulation, l2: Sequence[float], state: State, *, evaluate: bool = True, training: bool = True
 ) -> tuple[State, list[Record]]:
     """Run one round of a group of runs. Returns the new state and the record of each run.
 
-    l2            λ of each run, for the penalty in its loss
-    evaluate_own  whether the models that clients use are measured too
+    l2        λ of each run, for the penalty in its loss
+    evaluate  whether anything is measured; a model that is no longer finite always is
+    training  whether training clients are measured, too
 
     `seconds` in a record is the time of the round divided by the number of runs.
     """
     began, runs = time.perf_counter(), len(l2)
     state = group.advance(state)
-    measured = metrics.measure(group.model, state.model.view(runs, -1), group.federation, l2)
-    for record, own in zip(measured, own_models(group, state) if evaluate_own else [], strict=False):
-        record |= own
+    models = state.model.view(runs, -1)
+    measured: list[Record] = [{} for _ in l2]
+    if evaluate:
+        measured = [*metrics.measure(group.model, models, group.federation, l2, training=training)]
+        for record, own in zip(measured, own_models(group, state), strict=False):
+            record |= own
+    else:
+        for lane in torch.nonzero(~torch.isfinite(models).all(dim=1)).flatten().tolist():
+            (record,) = metrics.measure(group.model, models[[lane]], group.federation, training=training)
+            measured[lane] |= record
     for lane, record in enumerate(measured):
-        record |= _notes(group, state, lane)
+        record |= notes_of(group, state, lane) | state.traffic[lane].record()
     seconds = round((time.perf_counter() - began) / runs, 6)
     return state, [finite({"round": state.round - 1, **one, "seconds": seconds}) for one in measured]
 
 
-def _notes(group: Simulation, state: State, lane: int) -> Record:
+def is_evaluated(round: int, every: int, rounds: int) -> bool:
+    """Whether a round (from 0) is measured: each `every`-th, and the last."""
+    return (round + 1) % every == 0 or round + 1 == rounds
+
+
+def unmeasured(record: Record, notes: Record) -> Record:
+    """The record of a round without its measurements."""
+    kept = {key: record[key] for key in ("sampled", "bytes_down", "bytes_up", "seconds", "warning") if key in record}
+    return finite({"round": record["round"], **notes, **kept})  # type: ignore[no-any-return]
+
+
+def notes_of(group: Simulation, state: State, lane: int) -> Record:
     """What the algorithm of a lane has to say about the round."""
     algorithm = group.algorithm.at(state.round)
     stacked = isinstance(group.algorithm, Lanes)

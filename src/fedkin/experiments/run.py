@@ -2,28 +2,38 @@
 
 import contextlib
 import json
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedkin.algorithms import Algorithm, Local, label_of, name_of
 from fedkin.algorithms.registry import settings_of
+from fedkin.data.card import DataCard
 from fedkin.data.federation import Federation
 from fedkin.engine import lanes
-from fedkin.engine.simulation import Simulation
+from fedkin.engine.metrics import has_diverged
+from fedkin.engine.own import own_model
+from fedkin.engine.scores import predictions, score_summary
+from fedkin.engine.simulation import Simulation, State
+from fedkin.errors import BadInput
 from fedkin.experiments import records
-from fedkin.experiments.config import FORMER_DEFAULTS, Experiment
+from fedkin.experiments.config import former_settings
 from fedkin.experiments.grid import Plan, plans
 from fedkin.experiments.group import MOST_LANES, Lane, kept_result, run_group
 from fedkin.experiments.preparation import Preparation, validation_share
 from fedkin.experiments.progress import Listener, Silent
 from fedkin.experiments.results import Result
-from fedkin.experiments.rounds import play
+from fedkin.experiments.rising import first_losses, growth_of, watched
+from fedkin.experiments.round_bar import round_bar
+from fedkin.experiments.rounds import is_evaluated, play
+from fedkin.experiments.trained import Trained
 from fedkin.graph.similarity import SimilarityGraph, build_graph
-from fedkin.models import Model, build_model
+from fedkin.models import Model, build_model, loss_of
 from fedkin.types import Record
 
 
@@ -31,41 +41,95 @@ def train(
     federation: Federation,
     algorithm: Algorithm,
     *,
-    model: str | nn.Module | Model = "softmax",
+    model: str | nn.Module | Model = "linear",
     graph: str | SimilarityGraph = "similarity",
-    weights: str = "adjacency",
+    weights: str = "samples",
     local: Local | None = None,
     rounds: int = 100,
     take_part: int | None = None,
-    threshold: float = 0.75,
+    threshold: float | None = None,
     seed: int = 0,
+    evaluate_every: int = 1,
+    evaluate: str = "all",
+    on_round: Callable[[Record], object] | None = None,
+    progress: bool | None = None,
 ) -> Result:
     """Train a model on a federation in memory. No files are written.
 
-    model      `softmax`, `mlp`, a `torch.nn.Module` or a `Model`
-    graph      kind of the similarity graph, or a graph
-    weights    averaging weights of the server: `adjacency`, `uniform` or `samples`
-    local      local training (default: `Local()`)
-    take_part  M, number of clients sampled per round (None: all)
-    threshold  accuracy for which the number of rounds is reported
+    model           `linear` (softmax, logistic or linear regression, by what is predicted), `mlp`, a `torch.nn.Module`
+                    or a `Model`
+    graph           kind of the similarity graph, or a graph
+    weights         averaging weights of the server: `samples`, `uniform`, or `adjacency` as in the paper
+    local           local training (default: `Local()`)
+    take_part       M, number of clients sampled per round (None: all)
+    threshold       accuracy (default: 0.75) or mean squared error (default: none) for which the number of rounds is
+                    reported
+    evaluate_every  rounds between measurements; the last round is always measured
+    evaluate        clients at which the global model is measured: `all`, or `test` ones only
+    on_round        called with the record of every round
+    progress        whether a bar is shown (None: on a terminal, if training takes longer than two seconds)
 
-    Training stops early if the loss is no longer finite.
+    Training stops early if the loss is no longer finite, and a loss that grows in the first rounds is a warning.
     """
+    named_model = model if isinstance(model, str) else type(model).__name__
+    kind = graph if isinstance(graph, str) else repr(graph)
     if isinstance(graph, str):
         graph = build_graph(federation, graph, seed=seed)
     if isinstance(model, str | nn.Module):
         model = build_model(federation, model)
+    elif model.loss != loss_of(federation.target):
+        raise BadInput(
+            f"the model has the loss {model.loss} but the federation needs {loss_of(federation.target)}: give the "
+            "model that loss, or use fedkin.build_model"
+        )
     p = graph.weights(weights, federation.train.sizes)
     simulation = Simulation(federation, model, algorithm, graph, p, local or Local(), take_part, seed)
     done: list[Record] = []
     state = simulation.start()
-    while state.round < rounds and not (done and done[-1]["train_loss"] is None):
-        state, (record,) = play(simulation, [simulation.local.l2], state)
-        done.append(record)
+    if evaluate not in ("all", "test") or evaluate_every < 1:
+        raise BadInput("evaluate is 'all' or 'test', and evaluate_every at least 1: choose one of these")
+    first = first_losses(simulation, state.model, [simulation.local.l2])
     name, hyper = name_of(algorithm), settings_of(algorithm)
-    config = {"algorithm": {"name": name, **hyper}, "threshold": threshold, "rounds": rounds, "seed": seed}
+    with round_bar(label_of(name), rounds, progress) as shown:
+        while state.round < rounds and not (done and has_diverged(done[-1])):
+            measured, training = is_evaluated(state.round, evaluate_every, rounds), evaluate == "all"
+            state, (record,) = play(simulation, [simulation.local.l2], state, evaluate=measured, training=training)
+            done.append(record)
+            if watched(state, rounds) and (said := growth_of(simulation, state, first, [done])[0]):
+                record["warning"] = said
+                warnings.warn(said, stacklevel=2)
+            shown(record)
+            if on_round is not None:
+                on_round(record)
+    threshold = model.loss.measure.usual if threshold is None else threshold
+    config = {
+        "algorithm": {"name": name, **hyper},
+        "threshold": threshold,
+        "rounds": rounds,
+        "seed": seed,
+        "take_part": "all" if take_part is None else take_part,
+        "data": {"source": federation.name},
+        "partition": {"clients": len(federation.train)},
+        "model": {"kind": named_model, "parameters": model.size},
+        "graph": {"kind": kind},
+        "weights": weights,
+        "local": asdict(simulation.local),
+    }
     summary = {"algorithm": name, "hyperparameters": hyper, **records.summarise(done, threshold, state.spaces)}
-    return Result(label_of(name), config, done, summary, state.model)
+    if summary["status"] == "finished":
+        summary |= score_summary(simulation, predictions(simulation, state))
+    return Result(label_of(name), config, done, summary, state.model, live=_trained(replace(simulation), state))
+
+
+def _trained(simulation: Simulation, state: State) -> Trained:
+    """The models of a run in memory; those of the clients are computed when they are asked for."""
+    personal = simulation.algorithm.at(state.round).is_personal
+    card = replace(DataCard.of(simulation.federation), personal=personal)
+
+    def own(client: int) -> Tensor:
+        return own_model(simulation, state, client)
+
+    return Trained(simulation.model, card, state.model, own if personal else None)
 
 
 def run(
@@ -92,7 +156,10 @@ def run(
     preparation = Preparation(Path(data) if data else None, listener)
     results: dict[str, Result] = {}
     for alike in _of_one_federation(todo):
-        results |= _Runs(alike, Path(out), preparation, fresh).carried_out()
+        runs = _Runs(alike, Path(out), preparation, fresh)
+        if not results:  # now settings and data are known to be sound
+            records.write_plan(Path(out) / todo[0].config.name, [plan.name for plan in todo])
+        results |= runs.carried_out()
     return [results[plan.name] for plan in todo]
 
 
@@ -116,8 +183,7 @@ class _Runs:
         self.plans = {plan.name: plan for plan in todo}
         self.folders = {plan.name: records.RunFolder(out / plan.config.name / plan.name) for plan in todo}
         self.data = preparation.data_digest(todo[0].config)
-        former = Experiment.model_validate(FORMER_DEFAULTS)
-        self.usual = former.model_dump(mode="json", by_alias=True, exclude={"name", "algorithm"})
+        self.usual = former_settings()
         self.fresh = fresh
 
     def carried_out(self) -> dict[str, Result]:
@@ -132,16 +198,18 @@ class _Runs:
             if not all(name in results for name in group):
                 results |= self._together(group)
         for name, folder in self.folders.items():
-            if folder.has_checkpoints():  # interrupted before they were removed
+            if not folder.is_tidy(keep := self.plans[name].config.keep):  # interrupted before checkpoints were removed
                 with self._opened(self.plans[name]):
-                    folder.remove_checkpoints()
+                    folder.tidy(keep)
         return results
 
     def _settings(self, plan: Plan) -> Record:
         return plan.config.model_dump(mode="json", by_alias=True)
 
     def _opened(self, plan: Plan, fresh: bool = False) -> contextlib.AbstractContextManager[None]:
-        return self.folders[plan.name].opened(self._settings(plan), data=self.data, fresh=fresh, usual=self.usual)
+        return self.folders[plan.name].opened(
+            self._settings(plan), data=self.data, fresh=fresh, usual=self.usual, grows=True
+        )
 
     def _groups(self) -> list[list[str]]:
         """Names of runs that are executed together: earlier groups, then groups as large as memory allows."""
@@ -176,6 +244,8 @@ class _Runs:
                 held.enter_context(self._opened(plan))
                 lane = Lane(plan, folder, self._settings(plan), self._simulation(plan))
                 lane.ended = kept_result(folder, plan, lane.settings)
+                if (encoding := lane.simulation.federation.encoding) is not None:
+                    folder.keep_encoding(encoding)
                 group.append(lane)
             run_group(group, self.listener)
         return {lane.plan.name: lane.ended for lane in group if lane.ended is not None}

@@ -6,7 +6,7 @@ data (`origin_of`), so that records of other settings or data are detected as we
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from fedkin.files import as_json
@@ -39,6 +39,37 @@ def unusual(settings: Mapping[str, Any], usual: Mapping[str, Any]) -> Record:
         if key not in usual or value != default:
             found[key] = value
     return found
+
+
+def filled(old: Any, usual: Mapping[str, Any]) -> Any:
+    """Settings with defaults for missing ones, in every section."""
+    if not isinstance(old, dict):
+        return old
+    sections = {key: filled(old.get(key, {}), below) for key, below in usual.items() if isinstance(below, dict)}
+    return {**usual, **old, **sections}
+
+
+def renamed(settings: Any, names: Mapping[str, Any]) -> Any:
+    """Settings with the present names of values.
+
+    >>> renamed({"a": {"b": "old"}, "c": "old"}, {"a": {"b": {"old": "new"}}})
+    {'a': {'b': 'new'}, 'c': 'old'}
+    """
+    if not isinstance(settings, dict):
+        return names.get(settings, settings) if isinstance(settings, str) else settings
+    return {key: renamed(value, names[key]) if key in names else value for key, value in settings.items()}
+
+
+def differences(old: Any, new: Any, ignored: Collection[str] = (), at: str = "") -> list[tuple[str, Any, Any]]:
+    """Settings that differ, by their dotted names, with the old and the new value; but for ignored sections.
+
+    >>> differences({"a": 1, "b": {"c": 2}}, {"a": 3, "b": {"c": 4}}, {"a"})
+    [('b.c', 2, 4)]
+    """
+    if isinstance(old, dict) and isinstance(new, dict):
+        keys = [k for k in {**old, **new} if at or k not in ignored]
+        return [d for k in keys for d in differences(old.get(k), new.get(k), (), f"{at}.{k}" if at else k)]
+    return [] if old == new else [(at, old, new)]
 
 
 def sealed_line(record: Record, before: str) -> tuple[str, str]:

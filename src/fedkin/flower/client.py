@@ -13,15 +13,16 @@ from flwr.clientapp import ClientApp
 from torch import Tensor, nn
 
 from fedkin.algorithms.rounds import PURPOSES
-from fedkin.data.federation import from_rows
+from fedkin.data.federation import Clients, from_rows
 from fedkin.engine.local_work import SampleLosses, batches_of_client, take_steps
 from fedkin.engine.simulation import torch_seed
+from fedkin.engine.spaces.fused import Fused
 from fedkin.engine.spaces.plain import Plain
 from fedkin.errors import BadInput
 from fedkin.flower.tasks import Task
 from fedkin.flower.wire import LOSSES, METRICS, NODE, ORDER, VECTORS, unpack
 from fedkin.graph.similarity import message
-from fedkin.models import Model, Module, seeded
+from fedkin.models import Model, Module, loss_for, seeded
 
 NodeData = Any  # (x, y), (x, y, raw), or an iterable of batches (x, y) such as a DataLoader
 ModelOrModule = Model | Callable[[], nn.Module]
@@ -29,39 +30,45 @@ ModelOrModule = Model | Callable[[], nn.Module]
 VALIDATION = 0.2  # share of a node's samples that is held out for algorithms that compare models
 
 
-def client_app(model: ModelOrModule, data: Callable[[Context], NodeData]) -> ClientApp:
+def client_app(model: ModelOrModule, data: Callable[[Context], NodeData], task: str = "auto") -> ClientApp:
     """A `ClientApp` for a federation whose server runs `fedkin.flower.Strategy`.
 
     model  what is trained: a function that builds the `torch.nn.Module` (the class itself, say), or a fedkin model
     data   loads the node's own data: arrays (x, y), or a `DataLoader`, which is read once into memory (its batch size
            and order are not used: batches are those of the server's `Local`). With (x, y, raw) the message is computed
            from `raw`, the features before preprocessing, instead of x.
+    task   of a module with one output: `binary` (the log-odds of the second of two classes) or `regression` (a number).
+           A fedkin model has a loss already, and more outputs are scores of classes.
 
     The algorithm, its hyper-parameters, epochs and batches come from the server with every round.
     """
     app = ClientApp()
-    introduce(app, data, model)
+    introduce(app, data, model, task)
 
     @app.train()
     def train(msg: Message, context: Context) -> Message:
         x, y, _ = arrays(data(context))
-        net, clients, only = _built(model, x), from_rows(x.reshape(len(x), -1), y, np.array([len(y)])), np.array([0])
-        task = Task.received(msg, context, net.size)
-        order, algorithm = task.order, task.order.algorithm
+        net, only = _built(model, x, task), np.array([0])
+        clients = _clients(net, x, y)
+        received = Task.received(msg, context, net.size)
+        order, algorithm = received.order, received.order.algorithm
         held = None
         if algorithm.validates:
             clients, held = clients.held_out(VALIDATION, order.seed, [order.client])
         batches = batches_of_client(order.local, len(clients.y), order.seed, order.round, order.client)
         with seeded(torch_seed(order.seed, PURPOSES["noise"], order.round, order.client)):
-            got, memory = algorithm.begin(task.got, task.memory, SampleLosses(net, clients, only, held))
-            space = Plain(net, order.local, clients, only, [batches])
+            got, memory = algorithm.begin(received.got, received.memory, SampleLosses(net, clients, only, held))
+            where = Fused if order.local.optimizer == "adam" else Plain
+            space = where(net, order.local, clients, only, [batches])
             w, memory = take_steps(algorithm, space, got, memory, len(batches))
-        return task.reply(w, got, memory, len(batches), len(y))
+        return received.reply(w, got, memory, len(batches), len(y))
 
     return app
 
 
-def introduce(app: ClientApp, data: Callable[[Context], NodeData], model: ModelOrModule | None = None) -> None:
+def introduce(
+    app: ClientApp, data: Callable[[Context], NodeData], model: ModelOrModule | None = None, task: str = "auto"
+) -> None:
     """Let an app answer what the server asks besides training: the node's name, number of samples, message and loss.
 
     The name is the node's `partition-id` if it has one, else the id that Flower gave it (which a restart changes).
@@ -86,14 +93,14 @@ def introduce(app: ClientApp, data: Callable[[Context], NodeData], model: ModelO
     @app.query(LOSSES.partition(".")[2])
     def losses(msg: Message, context: Context) -> Message:
         x, y, _ = arrays(data(context))
-        clients = from_rows(x.reshape(len(x), -1), y, np.array([len(y)]))
+        net = _built(model, x, task)
         w = unpack(msg.content.array_records[VECTORS])["model"]
-        loss = SampleLosses(_built(model, x), clients, np.array([0])).mean(w[None])
+        loss = SampleLosses(net, _clients(net, x, y), np.array([0])).mean(w[None])
         return Message(RecordDict({METRICS: MetricRecord({"loss": float(loss)})}), reply_to=msg)
 
 
 def arrays(data: NodeData) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The x (float32), y (int64) and raw features (if given) of a node, from arrays or an iterable of batches."""
+    """The x (float32), y and raw features (if given) of a node, from arrays or an iterable of batches."""
     if isinstance(data, tuple):
         x, y, *raw = data
     else:
@@ -101,7 +108,7 @@ def arrays(data: NodeData) -> tuple[Tensor, Tensor, Tensor | None]:
         if not batches:
             raise BadInput("the node's data loader gives no batch: a node needs at least one sample")
         x, y, raw = torch.cat([b[0] for b in batches]), torch.cat([b[1] for b in batches]), []
-    x, y = torch.as_tensor(x, dtype=torch.float32), torch.as_tensor(y, dtype=torch.int64)
+    x, y = torch.as_tensor(x, dtype=torch.float32), torch.as_tensor(y)
     if len(x) != len(y) or len(y) == 0:
         raise BadInput(f"the node's data has {len(x)} samples and {len(y)} labels: it needs as many, and at least one")
     return x.cpu(), y.reshape(-1).cpu(), torch.as_tensor(raw[0]).cpu() if raw else None
@@ -113,10 +120,17 @@ def _pair(batch: Any) -> tuple[Tensor, Tensor]:
     return torch.as_tensor(x), torch.as_tensor(y)
 
 
-def _built(model: ModelOrModule, x: Tensor) -> Model:
+def _clients(net: Model, x: Tensor, y: Tensor) -> Clients:
+    """The node as the only client, with targets as the model's loss takes them."""
+    with torch.no_grad():
+        outputs = net.scores(torch.zeros(1, net.size), x[None, :1].reshape(1, 1, -1)).shape[-2]
+    return from_rows(x.reshape(len(x), -1), net.loss.labels(y, outputs), np.array([len(y)]))
+
+
+def _built(model: ModelOrModule, x: Tensor, task: str = "auto") -> Model:
     """The model; a module is wrapped for samples like x."""
     if not callable(model):
         return model
     with torch.no_grad():
-        classes = model()(x[:1]).shape[-1]
-    return Module(model, tuple(x.shape[1:]), classes)
+        outputs = model()(x[:1])[0].numel()
+    return Module(model, tuple(x.shape[1:]), outputs, loss_for(task, outputs))

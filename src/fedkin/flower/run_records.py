@@ -9,6 +9,7 @@ from flwr.app import MetricRecord
 from flwr.serverapp.strategy import Result
 from torch import Tensor
 
+from fedkin.data.measure import measure_in
 from fedkin.engine.simulation import State
 from fedkin.experiments.records import RunFolder, summarise
 from fedkin.flower.nodes import log
@@ -65,12 +66,14 @@ class RunRecords:
             if state is not None:
                 self.folder.save(state)
 
-    def finish(self, algorithm: str, hyperparameters: Record, threshold: float, model: Tensor) -> None:
+    def finish(self, algorithm: str, hyperparameters: Record, threshold: float | None, model: Tensor) -> None:
         """Write the result."""
         if self.folder is None:
             return
         path, seconds = self.folder.path.absolute(), round(sum(record["seconds"] for record in self.done), 3)
-        measured = all(key in self.done[-1] for key in ("train_loss", "test_loss", "test_accuracy"))
+        measure = measure_in(self.done[-1])
+        threshold = measure.usual if threshold is None else threshold
+        measured = all(key in self.done[-1] for key in ("train_loss", "test_loss", f"test_{measure.name}"))
         unmeasured = {"status": "finished", "rounds": len(self.done), "seconds": seconds}
         summary = {
             "experiment": path.parent.name,
@@ -80,7 +83,7 @@ class RunRecords:
             **(summarise(self.done, threshold) if measured else unmeasured),
         }
         self.folder.finish(summary, model)
-        self.folder.remove_checkpoints()
+        self.folder.tidy("model")  # what clients remember is at the nodes: it cannot grow
 
     def fill(self, result: Result) -> None:
         """Put the measurements of the rounds so far into Flower's result."""

@@ -19,6 +19,8 @@ from torch import Tensor
 
 from fedkin.algorithms import Algorithm, Local, Round, name_of, trial
 from fedkin.algorithms.registry import settings_of
+from fedkin.data.measure import ACCURACY
+from fedkin.engine.optimizers import check_optimizer
 from fedkin.engine.simulation import State
 from fedkin.errors import BadInput
 from fedkin.flower.evaluation import EvaluateFn, averaged, averaged_by_samples
@@ -45,7 +47,7 @@ class Strategy(flwr.serverapp.strategy.Strategy):
     algorithm    FedAvg, FedProx, FedKin or one of your own
     local        what each node does in a round (epochs, batches, penalty): sent to the nodes
     graph        `similarity`, the paper's, from the nodes' messages; `uniform` or `global` need no message
-    weights      by which models are averaged: adjacency (the degrees pᵢ), uniform, samples
+    weights      by which models are averaged: samples, uniform, adjacency (the degrees pᵢ, as in the paper)
     floor        the smallest misalignment that counts (0: nodes with identical data are an error)
     take_part    M, how many of the available nodes are sampled for a round (None: all)
     seed         of the batches and of the sampling of nodes
@@ -57,7 +59,8 @@ class Strategy(flwr.serverapp.strategy.Strategy):
     evaluate     whether nodes evaluate the new model after each round (their `@app.evaluate`)
     out          the folder of the run: records, checkpoints, result. The same run started again continues from its last
                  complete round. None: nothing is kept.
-    threshold    the accuracy to which rounds are counted in the result
+    threshold    the accuracy (default: 0.75) or mean squared error (default: none) to which rounds are counted in the
+                 result
     """
 
     def __init__(
@@ -66,7 +69,7 @@ class Strategy(flwr.serverapp.strategy.Strategy):
         local: Local | None = None,
         *,
         graph: str = "similarity",
-        weights: str = "adjacency",
+        weights: str = "samples",
         floor: float = 0.0,
         take_part: int | None = None,
         seed: int = 0,
@@ -77,7 +80,7 @@ class Strategy(flwr.serverapp.strategy.Strategy):
         identity: str = "partition",
         evaluate: bool = False,
         out: Path | str | None = None,
-        threshold: float = 0.75,
+        threshold: float | None = None,
     ) -> None:
         if graph not in GRAPHS:
             raise BadInput(f"unknown graph '{graph}': choose {', '.join(GRAPHS)}")
@@ -91,6 +94,7 @@ class Strategy(flwr.serverapp.strategy.Strategy):
                 f"{take_part or min_nodes} nodes that are sure to be asked"
             )
         self.algorithm, self.local = algorithm, local or Local()
+        check_optimizer(self.algorithm, self.local)
         self.graph, self.weights, self.floor = graph, weights, floor
         self.take_part, self.seed = take_part, seed
         self.min_nodes, self.min_replies, self.max_norm = min_nodes, min_replies, max_norm
@@ -340,7 +344,7 @@ class Strategy(flwr.serverapp.strategy.Strategy):
         return {
             "seed": self.seed,
             "rounds": rounds,
-            "threshold": self.threshold,
+            "threshold": ACCURACY.usual if self.threshold is None else self.threshold,
             "take_part": self.take_part or "all",
             "graph": {"kind": self.graph, "weights": self.weights, "floor": self.floor},
             "local": {"step_size": step_size, **asdict(self.local)},
