@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from fedkin.errors import BadInput
+from fedkin.reports.groups import described
 from fedkin.reports.runs import collect
 from run_folders import FEDAVG, FEDKIN, Write, write_run
 
@@ -104,3 +105,13 @@ def test_labels_name_the_knob_and_what_differs(run: Write, tmp_path: Path) -> No
     ]
     run("f", FEDKIN, local={"step_size": 0.1})
     assert "FedKin β=0.5, γ=0.1" in [found.label for found in collect(tmp_path)]
+
+
+def test_a_natural_partition_is_described_by_its_key(run: Write, tmp_path: Path) -> None:
+    """It has neither 100 clients nor a and b, which are defaults of the other partitions."""
+    split = {"clients": 100, "class_imbalance": 0.0, "size_imbalance": 0.0, "group": "writer", "kinds": 2}
+    run("a", FEDAVG, data={"source": "mnist"}, partition=split, model={"kind": "softmax"})
+    runs = collect(tmp_path)
+    assert described(runs) == "mnist, by writer, 2 kinds, softmax"
+    run("b", FEDAVG, data={"source": "mnist"}, partition={**split, "group": None}, model={"kind": "softmax"})
+    assert described(collect(tmp_path)) == "mnist, 2 kinds, softmax"

@@ -13,6 +13,7 @@ plotting.py    curves of results held in memory
 tables.py      tables for terminal, Markdown and spreadsheet
 figures.py     the style of figures, how they are saved, and the figure of a federation
 histograms.py  bins of histograms, and histograms as text
+data_view.py   data before training: clients, target, columns
 overview.py    a federation before training, for `fedkin graph`
 kin_runs.py    runs with kin: who is kin, what was chosen, what each client gains
 kin_layout.py  where the clients of a graph are drawn

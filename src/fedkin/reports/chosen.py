@@ -1,4 +1,4 @@
-"""The figure of the runs chosen on validation: accuracy of every client's model, and its mean over the rounds."""
+"""The figure of the runs chosen on validation: main measure of every client's model, and its mean over the rounds."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -10,20 +10,21 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
+from fedkin.data.measure import ACCURACY
 from fedkin.errors import BadInput
 from fedkin.reports.curves import MOST_ROWS, draw, looks_of
-from fedkin.reports.figures import FIGURE_WIDTH, MUTED, style
+from fedkin.reports.figures import FIGURE_WIDTH, MUTED, Picture, style
 from fedkin.reports.groups import described, problem_of
 from fedkin.reports.labels import plain, short
 from fedkin.reports.run import Run
-from fedkin.reports.selection import Method, client_accuracies, methods
+from fedkin.reports.selection import Method, client_values, methods
 
 Looks = dict[Path, tuple[str, dict[str, Any]]]
 _DASHES: tuple[Any, ...] = ("-", (0, (1, 1.3)), (0, (3, 1.5)), (0, (6, 1.5, 1, 1.5)))
 
 
 def chosen_figure(runs: Sequence[Run], title: str | None = None) -> Figure:
-    """Accuracy of the models that clients use, for the runs that were chosen on validation; a row for each problem.
+    """The main measure of the models that clients use, for the runs chosen on validation; a row for each problem.
 
     On the left, a dot is a client with its testing samples, and a bar is the mean of a method. On the right, the mean
     over the rounds. Of several seeds all clients are shown; a curve is the mean with a band from the lowest to the
@@ -40,16 +41,17 @@ def chosen_figure(runs: Sequence[Run], title: str | None = None) -> Figure:
     with style():
         height = sum(1.2 + 0.36 * max(len(problem), 5) for problem in kept) + 0.3
         layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.06, wspace=0.03, hspace=0.03)
-        figure = Figure(figsize=(FIGURE_WIDTH, height), layout=layout)
+        figure = Picture(figsize=(FIGURE_WIDTH, height), layout=layout)
         panels = figure.subplots(len(kept), 2, squeeze=False, gridspec_kw={"width_ratios": [1.25, 1]})
         for (left, right), problem in zip(panels, kept, strict=True):
             _draw_clients(left, problem, looks)
-            draw(right, [method.chosen for method in problem], "accuracy", looks, thresholds=False)
-            right.set_ylabel("mean accuracy")
+            measure = problem[0].chosen[0].measure
+            draw(right, [method.chosen for method in problem], measure.name, looks, thresholds=False)
+            right.set_ylabel(f"mean {measure.name}" if measure is ACCURACY else measure.title)
+            left.set_xlabel(f"{measure.title} on the client's own test samples")
             if len(kept) > 1:
                 words = [f"{short(key)} = {plain(value)}" for key, value in problem[0].problem.items()]
                 left.set_title(", ".join(words), loc="left")
-        panels[-1, 0].set_xlabel("accuracy on the client's own test samples")
         panels[-1, 1].set_xlabel("round")
         figure.suptitle(described(runs) if title is None else title)
     return figure
@@ -76,18 +78,18 @@ def _draw_clients(axes: Axes, problem: Sequence[Method], looks: Looks) -> None:
     """A line of dots for each method, the best at the top."""
     for place, method in enumerate(problem):
         _, look = looks[method.chosen[0].folder]
-        counts = Counter(value for run in method.chosen for value in client_accuracies(run).values())
+        counts = Counter(value for run in method.chosen for value in client_values(run).values())
         most = max(counts.values(), default=1)
         for value, count in counts.items():
-            # Clients with the same accuracy lie above each other.
+            # Clients with the same value lie above each other.
             offsets = (np.arange(count) - (count - 1) / 2) * min(0.12, 0.8 / most)
             axes.scatter(
                 np.full(count, value), place + offsets, s=12, color=look["color"], alpha=0.55, linewidths=0, zorder=2
             )
-        mean = float(np.mean([run.used_accuracy for run in method.chosen]))
+        mean = float(np.mean([run.used_value for run in method.chosen]))
         axes.plot([mean, mean], [place - 0.4, place + 0.4], color=look["color"], linewidth=2.2, zorder=3)
         axes.annotate(
-            f"{100 * mean:.1f} %",
+            method.chosen[0].measure.text(mean),
             xy=(1, place),
             xycoords=("axes fraction", "data"),
             xytext=(4, 0),
@@ -101,4 +103,5 @@ def _draw_clients(axes: Axes, problem: Sequence[Method], looks: Looks) -> None:
         label.set_color(looks[method.chosen[0].folder][1]["color"])
     axes.set_ylim(len(problem) - 0.5, -0.5)
     axes.grid(visible=False, axis="y")
-    axes.xaxis.set_major_formatter(lambda value, _: f"{100 * value:.4g} %")
+    if problem[0].chosen[0].measure is ACCURACY:
+        axes.xaxis.set_major_formatter(lambda value, _: f"{100 * value:.4g} %")

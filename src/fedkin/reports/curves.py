@@ -12,8 +12,9 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator
 
+from fedkin.data.measure import ACCURACY, Measure
 from fedkin.errors import BadInput, nearest
-from fedkin.reports.figures import FIGURE_WIDTH, INK, MUTED, style
+from fedkin.reports.figures import FIGURE_WIDTH, INK, MUTED, Picture, style
 from fedkin.reports.groups import described, experiments, groups_of, order_of, problem_of, shown_hyper, varying
 from fedkin.reports.labels import (
     MISSING,
@@ -27,6 +28,7 @@ from fedkin.reports.labels import (
     short,
     sortable,
 )
+from fedkin.reports.measures import measures_of
 from fedkin.reports.run import Run
 from fedkin.types import Floats
 
@@ -40,21 +42,23 @@ _SERIES = {
     "accuracy": "test accuracy of the clients' models",
     "test_accuracy": "test accuracy",
     "train_accuracy": "training accuracy",
+    "mse": "test mean squared error of the clients' models",
+    "test_mse": "test mean squared error",
+    "train_mse": "training mean squared error",
     "test_loss": "test loss",
     "train_loss": "training loss",
-    "worst_decile": "accuracy, worst decile of clients",
 }
 MOST_ROWS = 6
 
 
 def curves(
     runs: Sequence[Run],
-    quantities: Sequence[str] = ("accuracy", "train_loss"),
+    quantities: Sequence[str] | None = None,
     title: str | None = None,
 ) -> Figure:
     """Curves over the rounds: a panel per quantity, a row of panels per problem (data, partition and model).
 
-    `accuracy` is the test accuracy of the models that clients use, see `Run.series`.
+    By default the main measure of the models that clients use, see `Run.series`, and the training loss.
 
     Runs that differ only in their seed are one line, the mean, with a band from the lowest to the highest value.
     The line of a diverged run ends in a cross. At most six problems are drawn.
@@ -62,8 +66,10 @@ def curves(
     if not runs:
         raise BadInput("there are no runs to draw: collect some first")
     recorded = {key for run in runs for key in run.rounds} - {"round"}
+    names = [measure.name for measure in measures_of(runs)]
+    quantities = [*names, "train_loss"] if quantities is None else quantities
     for quantity in quantities:
-        if recorded and quantity not in {*recorded, "accuracy"}:
+        if recorded and quantity not in {*recorded, *names}:
             raise BadInput(f"no run has recorded '{quantity}'{nearest(quantity, recorded)}")
     groups = groups_of(runs)
     problems: dict[object, list[list[Run]]] = {}
@@ -80,7 +86,7 @@ def curves(
         # The legend adds to the height, so that panels keep their size.
         height = 3.0 * len(kept) + 0.19 * legend_rows + 0.55
         layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.06, wspace=0.03, hspace=0.03)
-        figure = Figure(figsize=(FIGURE_WIDTH, height), layout=layout)
+        figure = Picture(figsize=(FIGURE_WIDTH, height), layout=layout)
         panels = figure.subplots(len(kept), len(quantities), squeeze=False)
         for row, problem in enumerate(kept):
             for panel, quantity in zip(panels[row], quantities, strict=True):
@@ -175,7 +181,8 @@ def draw(
     thresholds: bool = True,
 ) -> None:
     """Draw a quantity of the groups of one problem, with labels and styles of `looks_of`, and perhaps thresholds."""
-    accuracy = "accuracy" in quantity or quantity == "worst_decile"
+    measure = problem[0][0].measure
+    accuracy = quantity.endswith("accuracy") or (quantity.endswith("worst_decile") and measure is ACCURACY)
     steady: list[Floats] = []  # the range of the axis; diverged runs must not determine it
     everything: list[Floats] = []
     ends: list[tuple[Floats, Floats, str]] = []
@@ -197,8 +204,8 @@ def draw(
     _scale(axes, steady, everything, accuracy)
     for rounds, middle, color in ends:
         _draw_end(axes, rounds, middle, color)
-    if thresholds and quantity in ("accuracy", "test_accuracy"):
-        _draw_thresholds(axes, {run.threshold for group in problem for run in group})
+    if thresholds and quantity in (measure.name, f"test_{measure.name}"):
+        _draw_thresholds(axes, {run.threshold for group in problem for run in group}, measure)
     played = _finite([run.series("round") for group in problem for run in group])
     if played.size and np.ptp(played) == 0:
         # For a single round, automatic limits would place ticks at fractions of a round.
@@ -206,9 +213,11 @@ def draw(
         axes.set_xticks([played[0]])
     else:
         axes.xaxis.set_major_locator(MaxNLocator(7, integer=True))
-    if quantity == "accuracy" and not any("own_test_accuracy" in run.rounds for group in problem for run in group):
-        quantity = "test_accuracy"
-    axes.set_ylabel(_SERIES.get(quantity, quantity.replace("_", " ")))
+    own = f"own_test_{quantity}"
+    if quantity == measure.name and not any(own in run.rounds for group in problem for run in group):
+        quantity = f"test_{quantity}"
+    words = f"{measure.title}, worst decile of clients" if quantity == "worst_decile" else quantity.replace("_", " ")
+    axes.set_ylabel(_SERIES.get(quantity, words))
 
 
 def _draw_end(axes: Axes, rounds: Floats, values: Floats, color: str) -> None:
@@ -276,12 +285,12 @@ def _finite(arrays: Sequence[Floats]) -> Floats:
     return finite
 
 
-def _draw_thresholds(axes: Axes, thresholds: Iterable[float]) -> None:
+def _draw_thresholds(axes: Axes, thresholds: Iterable[float], measure: Measure) -> None:
     for threshold in sorted(t for t in thresholds if math.isfinite(t)):
         axes.axhline(threshold, color=MUTED, linewidth=0.9, linestyle=(0, (4, 3)), zorder=1.5, label="_threshold")
         # Beyond the right edge, where no curve crosses it.
         axes.annotate(
-            f"{100 * threshold:g} %",
+            measure.goal(threshold),
             xy=(1, threshold),
             xycoords=("axes fraction", "data"),
             xytext=(4, 0),

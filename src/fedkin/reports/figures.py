@@ -5,7 +5,7 @@ server without a display, and no global state remains.
 """
 
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from fedkin.types import Floats
 INK = "#222222"
 MUTED = "#6b6b6b"
 ACCENT = "#2a6f97"
+MOST_LABELS = 30  # names of clients on an axis
 FIGURE_WIDTH = 8.0  # inches; the text sizes below are chosen for 800 pixels at 100 dpi
 
 _STYLE: Any = {  # matplotlib types the keys as literals, which differ between versions
@@ -62,6 +63,17 @@ _STYLE: Any = {  # matplotlib types the keys as literals, which differ between v
     "pdf.fonttype": 42,  # text remains searchable and editable
     "svg.hashsalt": "fedkin",
 }
+
+
+class Picture(Figure):
+    """A figure that a notebook displays, whatever backend it has chosen."""
+
+    def _repr_png_(self) -> bytes:
+        content = io.BytesIO()
+        without_formulas(self)
+        with style():
+            self.savefig(content, format="png", dpi=110)
+        return content.getvalue()
 
 
 @contextmanager
@@ -106,13 +118,16 @@ def federation_figure(
     misalignment: ArrayLike,
     spectrum: ArrayLike,
     title: str = "",
+    names: Sequence[str] = (),
+    parts: str = "class",
 ) -> Figure:
     """A federation before training: sizes and class mixes of the clients, misalignment of pairs, graph spectrum.
 
     sizes         (C,)   samples of each client
-    class_counts  (C, K) samples of each class at each client
+    class_counts  (C, K) samples of each class at each client, or of each of other `parts` into which they fall
     misalignment  (M,)   of those pairs of clients for which it is known, perhaps none
     spectrum      (C,)   eigenvalues of the graph's Laplacian, or none
+    names         (C,)   of the clients, or none; shown if there are at most 30
     """
     sizes_, counts = np.asarray(sizes, dtype=float), np.asarray(class_counts, dtype=float)
     mis, eigenvalues = np.asarray(misalignment, dtype=float), np.asarray(spectrum, dtype=float)
@@ -125,12 +140,16 @@ def federation_figure(
 
     with style():
         layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.06, wspace=0.04, hspace=0.04)
-        figure = Figure(figsize=(FIGURE_WIDTH, 6.4), layout=layout)
+        figure = Picture(figsize=(FIGURE_WIDTH, 6.4), layout=layout)
         axes = figure.subplots(2, 2, gridspec_kw={"width_ratios": [1.15, 1]})
         # Both panels on the left have the same order of clients, so that a column is one client.
         order = np.argsort(-sizes_, kind="stable")
         _draw_sizes(axes[0, 0], sizes_[order])
-        _draw_classes(figure, axes[1, 0], counts[order])
+        _draw_classes(figure, axes[1, 0], counts[order], parts)
+        if 0 < len(names) <= MOST_LABELS:
+            shown = [name if len(name) <= 16 else f"{name[:15]}…" for name in (names[client] for client in order)]
+            axes[1, 0].set_xticks(range(1, clients + 1), shown, rotation=90, fontsize=7)
+            axes[0, 0].set_xticks(range(1, clients + 1), [""] * clients)
         _draw_misalignment(axes[0, 1], mis.ravel())
         _draw_spectrum(axes[1, 1], np.sort(eigenvalues.ravel()))
         if title:
@@ -155,15 +174,17 @@ def _draw_sizes(axes: Axes, sizes: Floats) -> None:
     _head(axes, "Samples per client", note)
 
 
-def _draw_classes(figure: Figure, axes: Axes, counts: Floats) -> None:
+def _draw_classes(figure: Figure, axes: Axes, counts: Floats, parts: str) -> None:
     classes = counts.shape[1]
     top = min(1.0, max(float(class_shares(counts).max()), 2 / max(classes, 2)))
     image = draw_class_shares(axes, counts, top)
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     axes.yaxis.set_major_locator(MaxNLocator(10, integer=True))
     axes.set_xlabel("clients by size, largest first")
+    axes.set_ylabel(parts)
     add_share_scale(figure, image, axes, aspect=25)
-    _head(axes, "Class mix of each client", "share of the client's samples")
+    head = "Class mix of each client" if parts == "class" else "Target of each client"
+    _head(axes, head, "share of the client's samples")
 
 
 def class_shares(counts: NDArray[Any]) -> Floats:

@@ -76,13 +76,19 @@ def order_of(run: Run) -> tuple[Any, ...]:
 
 
 def described(runs: Sequence[Run]) -> str:
-    """The learning problem that runs share: `digits, 20 clients, 4 kinds rotated, a = 10, b = 1, softmax`."""
+    """The learning problem that runs share: `digits, 20 clients, 4 kinds rotated, a = 10, b = 1, softmax`.
+
+    Of a natural partition, which has none of these numbers: `mnist, by writer, softmax`.
+    """
     settings, unshared = runs[0].settings, varying(runs)
-    keys = [key for key in ("data.source", *PROBLEM, "model.kind") if key in settings and key not in unshared]
+    natural = "partition.group" in unshared or settings.get("partition.group") is not None
+    division = ("partition.group",) if natural else PROBLEM
+    keys = [key for key in ("data.source", *division, "model.kind") if key in settings and key not in unshared]
     parts = [problem_part(key, settings[key]) for key in keys]
     if settings.get("partition.kinds") and not {"partition.kinds", "partition.differ"} & set(unshared):
         words = f"{plain(settings['partition.kinds'])} kinds {plain(settings.get('partition.differ', ''))}".strip()
-        parts.insert(keys.index("partition.clients") + 1 if "partition.clients" in keys else 0, words)
+        before = [key for key in ("data.source", division[0]) if key in keys]
+        parts.insert(len(before), words)
     return ", ".join(parts)
 
 

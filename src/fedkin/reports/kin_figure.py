@@ -15,9 +15,10 @@ from matplotlib.lines import Line2D
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import MaxNLocator, NullLocator
 
-from fedkin.reports.figures import ACCENT, FIGURE_WIDTH, INK, MUTED, style
+from fedkin.data.measure import ACCURACY
+from fedkin.reports.figures import ACCENT, FIGURE_WIDTH, INK, MUTED, Picture, style
 from fedkin.reports.kin_layout import positions
-from fedkin.reports.kin_runs import Gains, KinRun, points
+from fedkin.reports.kin_runs import Gains, KinRun
 from fedkin.types import Floats, Integers
 
 # With more clients names would cover each other, and with more edges the picture is a grey area.
@@ -73,7 +74,7 @@ def kin_figure(kin: KinRun) -> Figure:
     colours, shown = colours_of(kin), kin.gains[:2] if len(kin.gains) > 2 else kin.gains[:1]
     with style():
         layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.06, wspace=0.04, hspace=0.04)
-        figure = Figure(figsize=(FIGURE_WIDTH, 4.9), layout=layout)
+        figure = Picture(figsize=(FIGURE_WIDTH, 4.9), layout=layout)
         grid = figure.add_gridspec(max(len(shown), 1), 2 if shown else 1, width_ratios=[1.25, 1] if shown else None)
         graph = figure.add_subplot(grid[:, 0])
         _draw_graph(graph, kin, colours)
@@ -165,7 +166,7 @@ def _legend(figure: Figure, colours: Colours, with_newcomers: bool) -> None:
 def _draw_gains(axes: Axes, gains: Gains, kin: KinRun, colours: Colours) -> None:
     known = np.flatnonzero(np.isfinite(gains.all))
     order = known[np.argsort(gains.all[known], kind="stable")]
-    height, each = 100 * gains.all[order], np.array(colours.each)[order]
+    height, each = gains.measure.times * gains.all[order], np.array(colours.each)[order]
     place = np.arange(1, len(order) + 1)
     if len(order) <= 120:
         bars = axes.bar(place, height, width=0.8, color=each, linewidth=0)
@@ -189,14 +190,14 @@ def _draw_gains(axes: Axes, gains: Gains, kin: KinRun, colours: Colours) -> None
         axes.xaxis.set_minor_locator(NullLocator())
         axes.set_xlabel("clients by gain")
     axes.yaxis.set_major_locator(MaxNLocator(6))
-    axes.set_ylabel("points")
+    axes.set_ylabel("points" if gains.measure is ACCURACY else gains.measure.title)
     _title(axes, f"Gain over {gains.over}", _gains_note(gains.among(~kin.new), gains.among(kin.new)))
 
 
 def _gains_note(trained: Gains, new: Gains) -> str:
-    mean, better, worse = points(trained.each.mean()), 100 * trained.share_better, 100 * trained.share_worse
+    mean, better, worse = trained.points(trained.each.mean()), 100 * trained.share_better, 100 * trained.share_worse
     if len(new.each):  # there is no room for more
-        return f"mean {mean}, newcomers {points(new.each.mean())}; {better:.0f} % gain"
+        return f"mean {mean}, newcomers {new.points(new.each.mean())}; {better:.0f} % gain"
     return f"mean {mean}; {better:.0f} % gain, {worse:.0f} % lose"
 
 

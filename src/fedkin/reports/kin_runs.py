@@ -1,6 +1,7 @@
 """Runs of algorithms with kin, read from their folders: who is kin, what was chosen, what each client gains."""
 
 import json
+import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array, triu
 from scipy.sparse.csgraph import connected_components
 
+from fedkin.data.measure import ACCURACY, Measure
 from fedkin.errors import BadInput, nearest
 from fedkin.experiments.tensor_files import read_tensors
 from fedkin.reports.run import Run
@@ -27,7 +29,7 @@ class Gains:
     """What the clients' own models gain over other models on the same testing samples, (C,); NaN where unknown.
 
     over    the other model in words
-    others  its accuracy at each client
+    others  its value of the main measure at each client
     run     the run it is from, if it is another one
     """
 
@@ -35,6 +37,7 @@ class Gains:
     own: Floats
     others: Floats
     run: str = ""
+    measure: Measure = ACCURACY
 
     @cached_property
     def each(self) -> Floats:
@@ -43,8 +46,8 @@ class Gains:
 
     @property
     def all(self) -> Floats:
-        """Gains of all clients, own − others."""
-        return self.own - self.others
+        """Gains of all clients: own − others, or others − own if lower is better."""
+        return self.own - self.others if self.measure.higher else self.others - self.own
 
     @property
     def share_better(self) -> float:
@@ -61,9 +64,13 @@ class Gains:
         return replace(self, others=np.where(chosen, self.others, np.nan))
 
     def worst_tenth(self, of: Floats) -> float:
-        """Mean of the tenth of the clients (at least one) with the lowest values."""
-        known = np.sort(of[np.isfinite(self.all)])
-        return float(known[: max(1, len(known) // 10)].mean())
+        """Mean of the tenth of the clients (at least one) with the worst values."""
+        return self.measure.worst_decile(of[np.isfinite(self.all)])
+
+    def points(self, gain: float) -> str:
+        """A gain with its sign, in percentage points if it is one of accuracy: `+3.2`, `−0.4`."""
+        form = "+.1f" if self.measure is ACCURACY else "+.3g"
+        return f"{self.measure.times * gain:{form}}".replace("-", "−")
 
 
 @dataclass(frozen=True)
@@ -146,15 +153,16 @@ class KinRun:
         source, count = hyper.get("kin", "graph"), hyper.get("neighbours", 24)
         return [(0, "neighbours in the graph" if source == "graph" else f"{count} nearest by {source}")]
 
-
-def points(gain: float) -> str:
-    """A gain in percentage points, with its sign: `+3.2`, `−0.4`."""
-    return f"{100 * gain:+.1f}".replace("-", "−")
+    def others(self) -> dict[str, int]:
+        """Number of clients that differ from the common choice at the end, by what they start from and use."""
+        last = [record["others"] for record in self.rounds[-1:] if isinstance(record.get("others"), dict)]
+        return {str(words): int(count) for words, count in last[0].items()} if last else {}
 
 
 def _choice(record: Record) -> str:
     start = "the global model" if record["start"] == "global" else str(record["start"])
-    return f"{start}, then own model" if record.get("uses") == "own" else start
+    used = {"own": ", then own model", "alone": ", but models trained alone are used"}.get(str(record.get("uses")), "")
+    return f"{start}{used}"
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------
@@ -176,6 +184,14 @@ def kin_runs(folder: Path | str, name: str | None = None) -> list[KinRun]:
             "kappa = 1, and again with --fresh if it was run by an earlier version"
         )
     return [_read_kin_run(run) for run in found]
+
+
+def kin_run_of(run: Run) -> KinRun | None:
+    """A run with its kin; None if it has none, or if its files are damaged."""
+    try:
+        return _read_kin_run(run) if _has_kin(run) else None
+    except BadInput:
+        return None
 
 
 def _has_kin(run: Run) -> bool:
@@ -221,23 +237,24 @@ def _objects(path: Path) -> list[Record]:
 
 def _gains(run: Run, clients: list[Record]) -> list[Gains]:
     """Gains over FedAvg's model, over training alone, and over the average of all models of the run."""
-    if any("own_accuracy" not in client for client in clients):
+    name = run.measure.name
+    if any(f"own_{name}" not in client for client in clients):
         return []
-    own = np.array([client["own_accuracy"] for client in clients])
+    own = np.array([client[f"own_{name}"] for client in clients])
     peers = [peer for peer in _peers(run) if _same_clients(run, peer)]
     gains = []
     for algorithm, key, words in (
-        ("fedavg", "global_accuracy", "FedAvg's model"),
-        ("alone", "own_accuracy", "training alone"),
+        ("fedavg", f"global_{name}", "FedAvg's model"),
+        ("alone", f"own_{name}", "training alone"),
     ):
         if (other := _best([peer for peer in peers if peer.algorithm == algorithm])) is not None:
             known = {
                 row["client"]: row[key] for row in _objects(other.folder / CLIENTS_FILE) if _is_fair(row, algorithm)
             }
             others = np.array([known.get(client["client"], np.nan) for client in clients])
-            gains.append(Gains(words, own, others, other.name))
-    average = np.array([client["global_accuracy"] for client in clients])
-    return [*gains, Gains("the average of all models", own, average)]
+            gains.append(Gains(words, own, others, other.name, run.measure))
+    average = np.array([client[f"global_{name}"] for client in clients])
+    return [*gains, Gains("the average of all models", own, average, measure=run.measure)]
 
 
 def _is_fair(row: Record, algorithm: str) -> bool:
@@ -268,10 +285,10 @@ def _same_clients(run: Run, other: Run) -> bool:
 
 
 def _best(others: list[Run]) -> Run | None:
-    """Of several runs to compare with, the one with the highest accuracy of the models that clients use."""
+    """Of several runs to compare with, the one in which the models that clients use are best."""
 
-    def accuracy(other: Run) -> float:
-        values = (other.summary.get(key) for key in ("final_own_test_accuracy", "final_test_accuracy"))
-        return next((float(value) for value in values if value is not None), 0.0)
+    def gain(other: Run) -> float:
+        value = other.measure.gain(other.used_value, 0.0)
+        return -math.inf if math.isnan(value) else value
 
-    return max(others, key=accuracy, default=None)
+    return max(others, key=gain, default=None)

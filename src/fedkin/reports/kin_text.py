@@ -8,9 +8,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from fedkin.data.measure import ACCURACY
 from fedkin.reports.figures import save
 from fedkin.reports.kin_figure import drawn_edges, kin_figure
-from fedkin.reports.kin_runs import Gains, KinRun, kin_runs, points
+from fedkin.reports.kin_runs import Gains, KinRun, kin_runs
 
 
 def kin_views(folder: Path | str, name: str | None = None, out: Path | str | None = None) -> Iterator[RenderableType]:
@@ -32,6 +33,9 @@ def kin_text(kin: KinRun) -> RenderableType:
     facts.add_row("clients", f"{clients}, of them {newcomers} newcomers" if newcomers else f"{clients}")
     for place, (round, words) in enumerate(kin.choices()):
         facts.add_row("start" if place == 0 else "", f"after round {round}: {words}" if _is_chosen(kin) else words)
+    if others := kin.others():
+        words = "; ".join(f"{count} × {words}" for words, count in others.items())
+        facts.add_row("others", f"{sum(others.values())} clients differ at the end (start, model used): {words}")
     for row in _graph_rows(kin):
         facts.add_row(*row)
     parts: list[RenderableType] = [Text(f"{kin.run.experiment}: {kin.run.label}", style="bold"), facts]
@@ -75,12 +79,13 @@ def _gains_table(kin: KinRun) -> Table:
 
 
 def _cells(title: str, gains: Gains) -> tuple[str, ...]:
-    """Mean gain in points, shares of clients, and the accuracy of the worst tenth with the other and the own model."""
-    before, after = gains.worst_tenth(gains.others), gains.worst_tenth(gains.own)
+    """Mean gain, shares of clients, and the main measure of the worst tenth with the other and the own model."""
+    before, after = (gains.measure.text(gains.worst_tenth(of)) for of in (gains.others, gains.own))
+    unit = " points" if gains.measure is ACCURACY else ""
     return (
         title,
-        f"{points(gains.each.mean())} points",
+        f"{gains.points(gains.each.mean())}{unit}",
         f"{100 * gains.share_better:.0f} %",
         f"{100 * gains.share_worse:.0f} %",
-        f"{100 * before:.1f} % → {100 * after:.1f} %",
+        f"{before} → {after}",
     )

@@ -119,9 +119,11 @@ def title_of(setting: str, among: Sequence[str]) -> str:
 
 
 def problem_part(setting: str, value: object) -> str:
-    """A setting of the learning problem in words: `100 clients`, `a = 10`."""
+    """A setting of the learning problem in words: `100 clients`, `by writer`, `a = 10`."""
     if setting == "partition.clients":
         return f"{plain(value)} clients"
+    if setting == "partition.group":
+        return f"by {plain(value)}"
     if setting in ("data.source", "model.kind"):
         return plain(value).rstrip("/").split("/")[-1]  # the last component of a path
     return f"{short(setting)} = {plain(value)}"

@@ -4,13 +4,14 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from fedkin.data.measure import ACCURACY, Measure
 from fedkin.reports.groups import problem_of
 from fedkin.reports.run import Run
 from fedkin.reports.tables import NEVER, Cell
 
 
 @dataclass(frozen=True)
-class Measure:
+class ResultColumn:
     """A column of results: the value of a run, its formats, and whether small or large is better."""
 
     title: str
@@ -40,9 +41,19 @@ class Measure:
         return Cell(text + part, mean, spread, count)
 
 
-def percent_measure(title: str, of: Callable[[Run], float], form: str = "{:.1%}") -> Measure:
-    """A measure between 0 and 1, shown in percent; the larger the better."""
-    return Measure(title, of, form, form, " %", max)
+def value_column(measure: Measure, title: str, of: Callable[[Run], float]) -> ResultColumn:
+    """A column with values of the main measure, for the runs that have it."""
+    form = "{:.1%}" if measure is ACCURACY else f"{{:{measure.number}}}"
+
+    def value(run: Run) -> float:
+        return of(run) if run.measure is measure else math.nan
+
+    return ResultColumn(title, value, form, form, measure.unit, measure.best)
+
+
+def measures_of(runs: Iterable[Run]) -> list[Measure]:
+    """The main measures of runs: a single one, unless some predict classes and others a number."""
+    return list(dict.fromkeys(run.measure for run in runs))
 
 
 def printed(form: str, value: float) -> str:
@@ -50,7 +61,9 @@ def printed(form: str, value: float) -> str:
     return form.format(value).removesuffix("%")
 
 
-def mark_best(rows: list[list[Cell]], groups: Sequence[Sequence[Run]], measures: Sequence[Measure], start: int) -> None:
+def mark_best(
+    rows: list[list[Cell]], groups: Sequence[Sequence[Run]], measures: Sequence[ResultColumn], start: int
+) -> None:
     """Mark the best cells among the finished runs of each learning problem; measures begin in the column `start`."""
     problems: dict[object, list[int]] = {}
     for row, group in enumerate(groups):

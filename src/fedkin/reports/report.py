@@ -1,16 +1,21 @@
 """Compare runs: a table and curves, written to files."""
 
 import math
+import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from fedkin.data.measure import ACCURACY, Measure
 from fedkin.errors import BadInput
+from fedkin.reports.answer.contenders import federation_title, fields_of
+from fedkin.reports.answer.sentences import Answer, answer_of
 from fedkin.reports.chosen import chosen_figure
 from fedkin.reports.curves import curves
 from fedkin.reports.figures import save
 from fedkin.reports.groups import described, experiments, groups_of, key_of, shown_hyper, speed_up, varying
 from fedkin.reports.labels import MISSING, comparable, is_number, is_seed, method_label, number, plain, title_of
-from fedkin.reports.measures import Measure, mark_best, percent_measure
+from fedkin.reports.measures import ResultColumn, mark_best, measures_of, value_column
+from fedkin.reports.page.document import can_make_page, page_of
 from fedkin.reports.pages import write_pages
 from fedkin.reports.run import Run
 from fedkin.reports.runs import collect
@@ -64,25 +69,33 @@ def table(runs: Sequence[Run]) -> Table:
     return Table(title, tuple(head), tuple(tuple(row) for row in rows))
 
 
-def _measures(runs: Sequence[Run]) -> list[Measure]:
-    thresholds = {run.threshold for run in runs if not math.isnan(run.threshold)}
-    goal = f"{100 * thresholds.pop():g} %" if len(thresholds) == 1 else "threshold"
-    measures = [Measure(f"rounds to {goal}", lambda run: run.reached, "{:g}", "{:.1f}", "", min)]
-    if any(run.algorithm == "fedavg" for run in runs):
+def _measures(runs: Sequence[Run]) -> list[ResultColumn]:
+    goals = {run.measure.goal(run.threshold) for run in runs if not math.isnan(run.threshold)}
+    goal = goals.pop() if len(goals) == 1 else "threshold"
+    measures = []
+    if any(not math.isnan(run.threshold) for run in runs) or ACCURACY in measures_of(runs):
+        measures = [ResultColumn(f"rounds to {goal}", lambda run: run.reached, "{:g}", "{:.1f}", "", min)]
+    if measures and any(run.algorithm == "fedavg" for run in runs):
         speed_up = _speed_ups(runs)
-        measures.append(Measure("speed-up", lambda run: speed_up[run.folder], "{:.1f}", "{:.1f}", "×", max))
-    measures.append(percent_measure("final accuracy", lambda run: run.final_accuracy))
-    measures.append(percent_measure("best accuracy", lambda run: run.best_accuracy))
-    optional: list[tuple[str, Callable[[Run], float]]] = [
-        ("worst decile", lambda run: run.worst_decile),
-        ("own accuracy", lambda run: run.own_accuracy),
-        ("own worst decile", lambda run: run.own_worst_decile),
-    ]
-    for title, of in optional:
-        if any(math.isfinite(of(run)) for run in runs):
-            measures.append(percent_measure(title, of))
-    measures.append(Measure("seconds", lambda run: run.seconds, "{:.1f}", "{:.1f}", "", min))
+        measures.append(ResultColumn("speed-up", lambda run: speed_up[run.folder], "{:.1f}", "{:.1f}", "×", max))
+    for measure in measures_of(runs):
+        measures += _values(measure, runs)
+    measures.append(ResultColumn("seconds", lambda run: run.seconds, "{:.1f}", "{:.1f}", "", min))
     return measures
+
+
+def _values(measure: Measure, runs: Sequence[Run]) -> list[ResultColumn]:
+    """The columns of a main measure."""
+    of_which = f" by {measure.name}" if len(measures_of(runs)) > 1 else ""
+    columns: list[tuple[str, Callable[[Run], float]]] = [
+        (f"final {measure.name}", lambda run: run.final_value),
+        (f"best {measure.name}", lambda run: run.best_value),
+        (f"worst decile{of_which}", lambda run: run.worst_decile),
+        (f"own {measure.name}", lambda run: run.own_value),
+        (f"own worst decile{of_which}", lambda run: run.own_worst_decile),
+    ]
+    found = [value_column(measure, title, of) for title, of in columns]
+    return found[:2] + [column for column in found[2:] if any(math.isfinite(column.of(run)) for run in runs)]
 
 
 def _speed_ups(runs: Sequence[Run]) -> dict[Path, float]:
@@ -116,6 +129,39 @@ def _states(group: Sequence[Run]) -> str:
 # -- the files ---------------------------------------------------------------------------------------------------------
 
 
+def conclusions(runs: Sequence[Run]) -> list[tuple[str, Answer]]:
+    """The answers of an experiment: one for each federation, with what distinguishes it from others."""
+    found = fields_of(runs)
+    return [(federation_title(part.runs[0], runs) if len(found) > 1 else "", answer_of(part)) for part in found]
+
+
+def conclusion_text(runs: Sequence[Run], width: int) -> str:
+    """The answers of an experiment for a terminal."""
+
+    def wrapped(text: str, first: str = "", rest: str = "") -> str:
+        return textwrap.fill(text, width, initial_indent=first, subsequent_indent=rest, break_long_words=False)
+
+    parts = []
+    for title, answer in conclusions(runs):
+        lines = [wrapped(f"{title}: {answer.headline}" if title else answer.headline)]
+        lines += [wrapped(sentence, "  ", "  ") for sentence in answer.details]
+        lines += ["What could change this answer:"] if answer.cautions else []
+        lines += [wrapped(sentence, "- ", "  ") for sentence in answer.cautions]
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts) + "\n"
+
+
+def _conclusion_page(runs: Sequence[Run]) -> str:
+    """The answers of an experiment in Markdown."""
+    parts = []
+    for title, answer in conclusions(runs):
+        parts.append(f"**{escaped(f'{title}: {answer.headline}' if title else answer.headline)}**")
+        parts += [escaped(" ".join(answer.details))] if answer.details else []
+        if answer.cautions:
+            parts.append("What could change this answer:\n\n" + "\n".join(f"- {escaped(c)}" for c in answer.cautions))
+    return "\n\n".join(parts)
+
+
 def shown_tables(runs: Sequence[Run]) -> list[Table]:
     """The tables of an experiment for the terminal: of all runs, and of those chosen on validation.
 
@@ -129,7 +175,8 @@ def shown_tables(runs: Sequence[Run]) -> list[Table]:
 def write(folder: Path | str, out: Path | str | None = None) -> list[Path]:
     """Write `report.md`, `report.csv`, `curves.png` and `curves.pdf`: the paths written.
 
-    If runs have been validated, there are also `chosen.csv`, `chosen.png` and `chosen.pdf`.
+    If runs have been validated, there are also `chosen.csv`, `chosen.png` and `chosen.pdf`. If the packages of the page
+    are installed (`fedkin[page]`), `report.html` is the first.
 
     They are written to the folder, or to `out`. If the folder holds several experiments, there is a report for each,
     in its own folder, or in a folder of its name in `out`.
@@ -143,7 +190,8 @@ def write(folder: Path | str, out: Path | str | None = None) -> list[Path]:
             target = place if out is None else target / place.relative_to(folder.absolute())
         try:
             compared, chosen = table(runs), chosen_table(runs)
-            pages = {"report.md": _page(runs, compared, chosen), "report.csv": compared.csv()}
+            html = {"report.html": page_of(runs)} if can_make_page() else {}
+            pages = html | {"report.md": _page(runs, compared, chosen), "report.csv": compared.csv()}
             written += write_pages(target, pages | ({"chosen.csv": chosen.csv()} if chosen else {}))
             written += save(curves(runs), target / "curves")
             written += save(chosen_figure(runs), target / "chosen") if chosen else []
@@ -162,28 +210,32 @@ def _page(runs: Sequence[Run], compared: Table, chosen: Table | None) -> str:
         notes.append("± is the standard deviation over seeds.")
     if any(cell.count is not None for row in compared.cells for cell in row):
         notes.append("(2 of 3) means that only two of three seeds have a value, and the mean is theirs.")
+    titles = " and ".join(measure.title for measure in measures_of(runs))
     paragraphs = [
         f"# {escaped(runs[0].experiment)}",
         escaped(described(runs)),
+        _conclusion_page(runs),
         compared.markdown().rstrip("\n"),
         " ".join(notes),
-        "![Test accuracy and training loss over the rounds](curves.png)",
-        *(_section(chosen) if chosen else []),
+        f"![Test {titles} and training loss over the rounds](curves.png)",
+        *(_section(chosen, measures_of(runs)) if chosen else []),
     ]
     return "\n\n".join(filter(None, paragraphs)) + "\n"
 
 
-def _section(chosen: Table) -> list[str]:
+def _section(chosen: Table, measures: Sequence[Measure]) -> list[str]:
     """The runs chosen on validation, as paragraphs of the page."""
+    titles, is_accuracy = " and ".join(measure.title for measure in measures), ACCURACY in measures
     notes = [
         "For each method and seed, the run with the lowest loss on the clients' validation samples.",
-        "Accuracy is that of the models that clients use (their own, or the global one) on their own testing samples;",
-        "worst tenth is its mean over the tenth of the clients with the lowest.",
+        f"{titles.capitalize()} is that of the models that clients use (their own, or the global one) on their own "
+        f"testing samples; worst tenth is its mean over the tenth of the clients with the "
+        f"{'lowest' if is_accuracy else 'highest'}.",
     ]
     if "gain over alone" in chosen.columns:
         notes.append(
-            "Gain is in percentage points over training alone; better off alone is the share of clients for which the "
-            "model trained alone is more accurate."
+            f"Gain is {'in percentage points' if is_accuracy else 'the decrease'} over training alone; better off "
+            "alone is the share of clients for which the model trained alone is better."
         )
     if "seeds" in chosen.columns:
         notes.append("± is the standard error of the mean over seeds.")
@@ -191,5 +243,5 @@ def _section(chosen: Table) -> list[str]:
         "## Chosen on validation",
         chosen.markdown().rstrip("\n"),
         " ".join(notes),
-        "![Accuracy of every client's model, and its mean over the rounds](chosen.png)",
+        f"![{titles.capitalize()} of every client's model, and its mean over the rounds](chosen.png)",
     ]

@@ -1,17 +1,30 @@
 """One run, as its folder describes it."""
 
+import json
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedkin.data.client_sources import is_of_clients
+from fedkin.data.measure import ACCURACY, Measure, measure_in
 from fedkin.experiments.config import IMMATERIAL
+from fedkin.experiments.results import rounds_frame
+from fedkin.files import dotted
 from fedkin.reports.labels import method_label, number, plain, setting_text
 from fedkin.types import Floats, Record
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+# Settings by which a partition makes clients.
+DIVISION = {
+    f"partition.{key}"
+    for key in ("clients", "class_imbalance", "size_imbalance", "scheme", "mixes", "clusters", "group")
+}
 
 
 @dataclass(frozen=True)
@@ -48,7 +61,21 @@ class Run:
     def settings(self) -> dict[str, Any]:
         """All settings that determine the result, other than the algorithm, by their dotted name."""
         aside = {"name", "algorithm", *IMMATERIAL}
-        return _dotted({key: value for key, value in self.config.items() if key not in aside})
+        found = dotted({key: value for key, value in self.config.items() if key not in aside})
+        # The target of a table, or a table or folder that is still there: clients are not made by a partition.
+        if found.get("data.target") or is_of_clients(str(found.get("data.source", "digits"))):
+            found = {key: value for key, value in found.items() if key not in DIVISION}
+        return found
+
+    @cached_property
+    def clients(self) -> list[Record]:
+        """What is known of each client after the last round, from clients.jsonl; empty if there is no sound file."""
+        try:
+            lines = (self.folder / "clients.jsonl").read_text(encoding="utf-8").splitlines()
+            found = [json.loads(line) for line in lines]
+        except (OSError, ValueError, RecursionError):
+            return []
+        return found if all(isinstance(entry, dict) for entry in found) else []
 
     @property
     def method(self) -> str:
@@ -62,39 +89,44 @@ class Run:
 
     @property
     def threshold(self) -> float:
-        """The test accuracy to which rounds are counted; NaN if the run had none."""
-        return number(self.summary.get("threshold", self.config.get("threshold")))
+        """The value of the main measure to which rounds are counted; NaN if the run had none."""
+        of_config = self.config.get("threshold") if self.measure is ACCURACY else None
+        return number(self.summary.get("threshold", of_config))
+
+    @cached_property
+    def measure(self) -> Measure:
+        """The main measure: accuracy, or mean squared error if a number is predicted."""
+        return measure_in(self.summary if "status" in self.summary else self.rounds)
 
     @property
     def reached(self) -> float:
-        """The first round whose test accuracy is at least the threshold; NaN if there is none (yet)."""
+        """The first round in which the test value of the main measure reached the threshold; NaN if none (yet) did."""
         if "rounds_to_threshold" in self.summary:
             return number(self.summary["rounds_to_threshold"])
-        hits = np.flatnonzero(self.series("test_accuracy") >= self.threshold)
-        return float(self.rounds["round"][hits[0]]) if hits.size else math.nan
+        hit = self.measure.rounds_to(self.threshold, self.series(f"test_{self.measure.name}"))
+        return math.nan if hit is None else float(self.rounds["round"][hit])
 
     @property
-    def final_accuracy(self) -> float:
-        """Test accuracy after the last round."""
-        return self._last("final_test_accuracy", "test_accuracy")
+    def final_value(self) -> float:
+        """The main measure on testing samples after the last round."""
+        return self._last(f"final_test_{self.measure.name}", f"test_{self.measure.name}")
 
     @property
-    def best_accuracy(self) -> float:
-        """The highest test accuracy of any round."""
-        if "best_test_accuracy" in self.summary:
-            return number(self.summary["best_test_accuracy"])
-        accuracy = self.series("test_accuracy")
-        return float(np.nanmax(accuracy)) if np.isfinite(accuracy).any() else math.nan
+    def best_value(self) -> float:
+        """The best test value of the main measure of any round."""
+        if (key := f"best_test_{self.measure.name}") in self.summary:
+            return number(self.summary[key])
+        return self.measure.best(self.series(f"test_{self.measure.name}").tolist())
 
     @property
     def worst_decile(self) -> float:
-        """Accuracy of the worst tenth of the clients after the last round, if recorded."""
+        """The main measure of the worst tenth of the clients after the last round, if recorded."""
         return self._last("worst_decile", "worst_decile")
 
     @property
-    def own_accuracy(self) -> float:
-        """Accuracy of the clients' own models on their own testing samples after the last round, if recorded."""
-        return self._last("final_own_test_accuracy", "own_test_accuracy")
+    def own_value(self) -> float:
+        """The main measure of clients' own models on their own testing samples after the last round, if recorded."""
+        return self._last(f"final_own_test_{self.measure.name}", f"own_test_{self.measure.name}")
 
     @property
     def own_worst_decile(self) -> float:
@@ -102,9 +134,9 @@ class Run:
         return self._last("final_own_worst_decile", "own_worst_decile")
 
     @property
-    def used_accuracy(self) -> float:
-        """Accuracy of the models that clients use: their own if they have any, else the global one."""
-        return self.final_accuracy if math.isnan(own := self.own_accuracy) else own
+    def used_value(self) -> float:
+        """The main measure of the models that clients use: their own if they have any, else the global one."""
+        return self.final_value if math.isnan(own := self.own_value) else own
 
     @property
     def used_worst_decile(self) -> float:
@@ -135,23 +167,24 @@ class Run:
     def series(self, quantity: str) -> Floats:
         """A quantity over the rounds, NaN throughout if it was not recorded.
 
-        `accuracy` is the test accuracy of the models that clients use: their own if recorded, else the global one.
+        The name of the main measure, such as `accuracy`, stands for its test value of the models that clients use:
+        their own if recorded, else the global one.
         """
-        if quantity == "accuracy":
-            quantity = "own_test_accuracy" if "own_test_accuracy" in self.rounds else "test_accuracy"
+        if quantity == self.measure.name:
+            quantity = own if (own := f"own_test_{quantity}") in self.rounds else f"test_{quantity}"
         return self.rounds.get(quantity, np.full(len(self.rounds["round"]), np.nan))
+
+    def __repr__(self) -> str:
+        return f"Run({self.experiment}/{self.name}: {self.label}, {self.state})"
+
+    def frame(self) -> "DataFrame":
+        """The measured quantities over the rounds as a table of pandas, indexed by the round."""
+        names = list(self.rounds)
+        return rounds_frame([dict(zip(names, row, strict=True)) for row in zip(*self.rounds.values(), strict=True)])
 
     def _last(self, in_summary: str, in_rounds: str) -> float:
         if in_summary in self.summary:
             return number(self.summary[in_summary])
         values = self.series(in_rounds)
+        values = values[np.isfinite(values)] if self.status == "running" else values  # not every round is measured
         return float(values[-1]) if values.size else math.nan
-
-
-def _dotted(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested tables as one, with dotted names."""
-    entries: dict[str, Any] = {}
-    for key, value in table.items():
-        nested = isinstance(value, dict) and value
-        entries |= _dotted(value, f"{prefix}{key}.") if nested else {prefix + key: value}
-    return entries

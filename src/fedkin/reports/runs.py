@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fedkin.data.measure import ACCURACY, Measure, measure_in
 from fedkin.errors import BadInput
 from fedkin.reports.groups import experiments, order_of, with_differences
 from fedkin.reports.labels import is_number, number
@@ -56,6 +57,7 @@ def _read_run(folder: Path) -> Run | None:
             return None
         raise ValueError("config.json names no algorithm")
     summary = _object(summary_file) if summary_file.exists() else {}
+    series = _series(rounds_file.read_text(encoding="utf-8")) if rounds_file.exists() else _series("")
     if summary and not rounds_file.exists():
         raise ValueError("rounds.jsonl is missing")
     return Run(
@@ -63,11 +65,20 @@ def _read_run(folder: Path) -> Run | None:
         folder=folder.absolute(),
         experiment=str(summary.get("experiment") or config.get("name") or folder.absolute().parent.name),
         name=str(summary.get("run") or folder.absolute().name),
-        config=config,
-        rounds=_series(rounds_file.read_text(encoding="utf-8")) if rounds_file.exists() else _series(""),
+        config=_with_model_name(config, measure_in(summary or series)),
+        rounds=series,
         summary=summary,
         status=str(summary.get("status", "finished")) if summary else "running",
     )
+
+
+def _with_model_name(config: Record, measure: Measure) -> Record:
+    """The configuration with the usual name of a linear model, which depends on what is predicted."""
+    model, data = (config[key] if isinstance(config.get(key), dict) else {} for key in ("model", "data"))
+    if model.get("kind") not in ("linear", "softmax"):
+        return config
+    name = "softmax" if measure is ACCURACY else "linear"
+    return {**config, "model": {**model, "kind": "logistic" if data.get("task") == "binary" else name}}
 
 
 def _object(path: Path) -> Record:

@@ -5,14 +5,15 @@ Runs that differ in nothing else are candidates of one method; words, such as th
 Test results are read of the chosen runs only.
 """
 
-import json
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import MISSING as NO_DEFAULT
 from dataclasses import dataclass, fields
 from typing import Any
 
 from fedkin.algorithms import ALGORITHMS
+from fedkin.data.measure import ACCURACY
 from fedkin.reports.groups import described, experiments, problem_of
 from fedkin.reports.labels import (
     MISSING,
@@ -30,11 +31,21 @@ from fedkin.reports.labels import (
     sortable,
     title_of,
 )
-from fedkin.reports.measures import Measure, mark_best, percent_measure
+from fedkin.reports.measures import ResultColumn, mark_best, measures_of, value_column
 from fedkin.reports.run import Run
 from fedkin.reports.tables import Cell, Table, text_cell
 from fedkin.types import Record
 
+# Values beyond which there is nothing to try.
+_LIMITS = {
+    "algorithm.beta": (1.0,),
+    "algorithm.kappa": (0.0, 1.0),
+    "algorithm.alpha": (0.0,),
+    "algorithm.groups": (1.0,),
+    "algorithm.tuning_epochs": (1.0,),
+    "local.epochs": (1.0,),
+    "local.l2": (0.0,),
+}
 ALONE = "alone"  # the algorithm in which every client trains by itself
 
 
@@ -46,27 +57,43 @@ class Method:
     problem  settings of its learning problem that differ in the experiment
     tuned    values of the settings in which its candidates differ, as chosen: `γ=0.3`, `γ=0.1 or 0.3`
     chosen   the chosen run of each seed
+    tried    number of its candidates for a seed
+    edges    settings whose chosen value is the smallest or largest of those that were tried
     """
 
     label: str
     problem: dict[str, Any]
     tuned: str
     chosen: tuple[Run, ...]
+    tried: int = 1
+    edges: tuple["Edge", ...] = ()
+
+
+@dataclass(frozen=True)
+class Edge:
+    """A tuned setting whose chosen value is the smallest or the largest of the values that were tried."""
+
+    setting: str
+    value: float
+    largest: bool
 
 
 def methods(runs: Sequence[Run]) -> list[Method]:
-    """The methods of an experiment of which a run has finished with a validation loss, best accuracy first."""
+    """The methods of an experiment of which a run has finished with a validation loss, best test results first."""
     usable = [run for run in runs if math.isfinite(run.validation_loss)]
     tuned = _tuned(usable)
     groups: dict[object, list[Run]] = {}
     for run in usable:
         groups.setdefault((run.folder.parent, run.algorithm, comparable(_fixed(run, tuned))), []).append(run)
     unshared = differing([_fixed(group[0], tuned) for group in groups.values()])
+    candidates: dict[object, list[Run]] = {key: [] for key in groups}  # diverged and unfinished ones, too
+    for run in runs:
+        candidates.get((run.folder.parent, run.algorithm, comparable(_fixed(run, tuned))), []).append(run)
     found = []
-    for group in groups.values():
+    for key, group in groups.items():
         best: dict[str, Run] = {}
         for run in group:
-            seed = comparable({key: value for key, value in run.settings.items() if is_seed(key)})
+            seed = seed_of(run)
             if seed not in best or run.validation_loss < best[seed].validation_loss:
                 best[seed] = run
         peers = [_fixed(other[0], tuned) for other in groups.values() if other[0].algorithm == group[0].algorithm]
@@ -77,20 +104,23 @@ def methods(runs: Sequence[Run]) -> list[Method]:
                 {key: fixed.get(key, MISSING) for key in unshared if is_problem(key)},
                 _values_of(chosen, differing([_numbers(run, tuned) for run in group]), tuned),
                 chosen,
+                max(Counter(map(seed_of, candidates[key])).values()),
+                _edges(chosen, candidates[key], tuned),
             )
         )
 
     def order(method: Method) -> tuple[Any, ...]:
-        accuracy = sum(run.used_accuracy for run in method.chosen) / len(method.chosen)
-        return method.chosen[0].folder.parent, sortable(method.problem.values()), -accuracy
+        value = sum(run.used_value for run in method.chosen) / len(method.chosen)
+        worse = -value if method.chosen[0].measure.higher else value
+        return method.chosen[0].folder.parent, sortable(method.problem.values()), worse
 
     return sorted(found, key=order)
 
 
 def chosen_table(runs: Sequence[Run]) -> Table | None:
-    """The chosen runs of each method: accuracy on their clients' testing samples, and comparison with `alone`.
+    """The chosen runs of each method: main measure on their clients' testing samples, and comparison with `alone`.
 
-    Accuracies are those of the models that clients use on their own testing samples. Over several seeds there is the
+    Values are those of the models that clients use on their own testing samples. Over several seeds there is the
     mean and its standard error. None if no run has been validated.
     """
     found = methods(runs)
@@ -99,8 +129,13 @@ def chosen_table(runs: Sequence[Run]) -> Table | None:
     columns = list(dict.fromkeys(key for method in found for key in method.problem))
     several = len(experiments(runs)) > 1
     seeded = any(len(method.chosen) > 1 for method in found)
-    measures = [percent_measure("accuracy", lambda run: run.used_accuracy)]
-    measures.append(percent_measure("worst tenth", lambda run: run.used_worst_decile))
+    measures = []
+    kinds = measures_of(run for method in found for run in method.chosen)
+    for measure in kinds:
+        of_which = f" by {measure.name}" if len(kinds) > 1 else ""
+        measures.append(value_column(measure, measure.name, lambda run: run.used_value))
+        measures.append(value_column(measure, f"worst tenth{of_which}", lambda run: run.used_worst_decile))
+    marked = len(measures)
     measures += _against_alone(found)
     head = (
         ["experiment"] * several
@@ -119,7 +154,7 @@ def chosen_table(runs: Sequence[Run]) -> Table | None:
             + [Cell(str(len(method.chosen)), len(method.chosen))] * seeded
             + [measure.cell(method.chosen, standard_error=True) for measure in measures]
         )
-    mark_best(rows, [method.chosen for method in found], measures[:2], start=len(head) - len(measures))
+    mark_best(rows, [method.chosen for method in found], measures[:marked], start=len(head) - len(measures))
     names = ", ".join(dict.fromkeys(run.experiment for run in runs))
     title = ": ".join(filter(None, [f"{names}, chosen on validation", described(runs)]))
     return Table(title, tuple(head), tuple(tuple(row) for row in rows), spread="standard error")
@@ -166,6 +201,22 @@ def _label(group: Sequence[Run], fixed: Record, among_algorithm: Sequence[str], 
     return ", ".join(filter(None, words))
 
 
+def _edges(chosen: Sequence[Run], candidates: Sequence[Run], tuned: set[str]) -> tuple[Edge, ...]:
+    """Settings of which most seeds have chosen the smallest or the largest number that was tried."""
+    found = []
+    for key in sorted(tuned):
+        values = {number(value) for run in candidates if is_number(value := _numbers(run, tuned).get(key))}
+        if len(values) < 2:
+            continue
+        picked = Counter(number(_numbers(run, tuned).get(key)) for run in chosen)
+        found += [
+            Edge(key, end, end == max(values))
+            for end in (min(values), max(values))
+            if 2 * picked[end] > len(chosen) and end not in _LIMITS.get(key, ())
+        ]
+    return tuple(found)
+
+
 def _values_of(chosen: Sequence[Run], keys: Sequence[str], tuned: set[str]) -> str:
     words = []
     for key in sorted(keys, key=lambda key: key != "local.step_size"):  # the step size first
@@ -178,16 +229,15 @@ def _values_of(chosen: Sequence[Run], keys: Sequence[str], tuned: set[str]) -> s
 # -- measures ----------------------------------------------------------------------------------------------------------
 
 
-def client_accuracies(run: Run) -> dict[str, float]:
-    """The accuracy of each client's model on its own testing samples, by name; empty if it was not recorded."""
+def client_values(run: Run) -> dict[str, float]:
+    """The main measure of each client's model on its own testing samples, by name; empty if it was not recorded."""
     try:
-        lines = (run.folder / "clients.jsonl").read_text(encoding="utf-8").splitlines()
-        return {str(entry["client"]): number(entry["own_accuracy"]) for entry in map(json.loads, lines)}
-    except (OSError, ValueError, KeyError, TypeError):
+        return {str(entry["client"]): number(entry[f"own_{run.measure.name}"]) for entry in run.clients}
+    except KeyError:
         return {}
 
 
-def _against_alone(found: Sequence[Method]) -> list[Measure]:
+def _against_alone(found: Sequence[Method]) -> list[ResultColumn]:
     """Gain over training alone, and the share of clients with a better model alone; none without a run of `alone`."""
     alone: dict[object, Run] = {}
     for run in (run for method in found for run in method.chosen if run.algorithm == ALONE):
@@ -200,22 +250,28 @@ def _against_alone(found: Sequence[Method]) -> list[Measure]:
         return alone.get(_same_data(run)) if run.algorithm != ALONE else None
 
     def gain(run: Run) -> float:
-        return run.used_accuracy - other.used_accuracy if (other := base(run)) else math.nan
+        return run.measure.gain(run.used_value, other.used_value) if (other := base(run)) else math.nan
 
     def better_alone(run: Run) -> float:
         if (other := base(run)) is None:
             return math.nan
-        mine, theirs = client_accuracies(run), client_accuracies(other)
-        pairs = [(mine[name], theirs[name]) for name in mine if name in theirs]
-        return sum(own < by_itself for own, by_itself in pairs) / len(pairs) if pairs else math.nan
+        mine, theirs = client_values(run), client_values(other)
+        gains = [run.measure.gain(mine[name], theirs[name]) for name in mine if name in theirs]
+        return sum(gain < 0 for gain in gains) / len(gains) if gains else math.nan
 
+    in_percent = ACCURACY in measures_of(run for method in found for run in method.chosen)
+    form, unit = ("{:+.1%}", " pp") if in_percent else ("{:+.3g}", "")
     return [
-        Measure("gain over alone", gain, "{:+.1%}", "{:+.1%}", " pp", max),
-        Measure("better off alone", better_alone, "{:.0%}", "{:.0%}", " %", min),
+        ResultColumn("gain over alone", gain, form, form, unit, max),
+        ResultColumn("better off alone", better_alone, "{:.0%}", "{:.0%}", " %", min),
     ]
 
 
 def _same_data(run: Run) -> tuple[object, ...]:
     """Equal for runs on the same samples of the same clients."""
-    seeds = {key: value for key, value in run.settings.items() if is_seed(key)}
-    return *problem_of(run), comparable(seeds)
+    return *problem_of(run), seed_of(run)
+
+
+def seed_of(run: Run) -> str:
+    """Equal for runs with the same seeds."""
+    return comparable({key: value for key, value in run.settings.items() if is_seed(key)})

@@ -1,0 +1,73 @@
+"""A real browser for tests of pages: Chromium, if the machine has one."""
+
+import contextlib
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+
+
+def chromium() -> str | None:
+    """The browser: `FEDKIN_BROWSER`, or a Chromium on the path."""
+    names = ("chromium", "chromium-browser", "google-chrome")
+    return os.environ.get("FEDKIN_BROWSER") or next(filter(None, map(shutil.which, names)), None)
+
+
+needs_browser = pytest.mark.skipif(
+    chromium() is None, reason="no Chromium on this machine: apt-get install chromium, or set FEDKIN_BROWSER"
+)
+
+
+@contextmanager
+def opened(place: Path | str, **context: Any) -> Iterator[Any]:
+    """A page in the browser, drawn. What it says to the console, errors and requests are in `page.said`."""
+    from playwright.sync_api import sync_playwright
+
+    address = place.absolute().as_uri() if isinstance(place, Path) else place
+    said: list[str] = []
+    with sync_playwright() as play:
+        browser = play.chromium.launch(executable_path=chromium(), args=FLAGS)
+        try:
+            page: Any = browser.new_page(**context)
+            page.said = said
+            page.on("console", lambda message: said.append(f"{message.type}: {message.text}"))
+            page.on("pageerror", lambda error: said.append(f"error: {error}"))
+            page.on("request", lambda request: said.append(request.url) if request.url != address else None)
+            page.goto(address)
+            drawn(page)
+            yield page
+        finally:
+            browser.close()
+
+
+def drawn(page: Any) -> None:
+    """Wait until all charts are drawn."""
+    until(page, "document.documentElement.dataset.ready === 'yes'")
+
+
+def until(page: Any, condition: str, seconds: float = 60.0) -> None:
+    """Wait for a condition. (Playwright's own waiting needs `eval`, which the page forbids.)"""
+    from playwright.sync_api import Error
+
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        with contextlib.suppress(Error):  # the page is being loaded
+            if page.evaluate(condition):
+                return
+        page.wait_for_timeout(50)
+    raise AssertionError(f"not within {seconds:g} s: {condition}; the page says {page.said}")

@@ -1,0 +1,97 @@
+"""The page in a real browser: it renders without a word to the console, and its controls work."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from browser import needs_browser, opened
+from fedkin.reports.page.document import page_of
+from fedkin.reports.runs import collect
+from page_runs import write_comparison_of
+from test_page import EVIL
+
+pytestmark = needs_browser
+
+
+@pytest.fixture
+def page_file(tmp_path: Path) -> Path:
+    folder = write_comparison_of(tmp_path, seeds=2, names=EVIL)
+    (tmp_path / "page.html").write_text(page_of(collect(folder)), encoding="utf-8")
+    return tmp_path / "page.html"
+
+
+def marks(page: Any, chart: str) -> int:
+    """The number of marks in a chart."""
+    return int(page.locator(f"#part-0-{chart} svg .mark-line path, #part-0-{chart} svg .mark-symbol path").count())
+
+
+def test_it_renders_in_silence_at_all_widths(page_file: Path) -> None:
+    for width, scheme in ((1280, "light"), (700, "dark"), (360, "light")):
+        with opened(page_file, viewport={"width": width, "height": 800}, color_scheme=scheme) as page:
+            assert page.said == []
+            assert page.locator(".chart svg, .chart canvas").count() == 4
+            assert page.evaluate("document.documentElement.scrollWidth") <= width  # nothing sticks out
+            ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
+            assert ground == ("rgb(20, 23, 26)" if scheme == "dark" else "rgb(255, 255, 255)")
+            assert page.locator(".headline").inner_text().startswith("Kin is best")
+
+
+def test_boxes_filter_all_charts(page_file: Path) -> None:
+    with opened(page_file) as page:
+        before = {chart: marks(page, chart) for chart in ("differences", "curves", "clients")}
+        page.get_by_label("FedAvg", exact=True).uncheck()
+        page.wait_for_timeout(300)
+        after = {chart: marks(page, chart) for chart in before}
+        assert before["clients"] == 4 * 6 * 2
+        assert after["clients"] == 3 * 6 * 2
+        assert before["differences"] - after["differences"] == 1
+        assert after["curves"] < before["curves"]
+        page.get_by_role("button", name="none").click()
+        page.wait_for_timeout(300)
+        assert marks(page, "clients") == 0
+        page.get_by_role("button", name="all").click()
+        page.wait_for_timeout(300)
+        assert {chart: marks(page, chart) for chart in before} == before
+        assert page.said == []
+
+
+def test_selections_change_what_is_drawn(page_file: Path) -> None:
+    with opened(page_file) as page:
+
+        def labels(chart: str) -> list[str]:
+            found: list[str] = page.locator(f"#part-0-{chart} svg .role-axis-label text").all_text_contents()
+            return found
+
+        accuracy = labels("curves")
+        assert any(text.endswith("%") for text in accuracy)
+        page.locator("select[data-signal=quantity]").select_option("train_loss")
+        page.wait_for_timeout(300)
+        assert not any(text.endswith("%") for text in labels("curves"))
+        rounds = labels("curves")
+        page.locator("select[data-signal=axis]").select_option("megabytes")
+        page.wait_for_timeout(300)
+        assert labels("curves") != rounds
+        gains = labels("gains")
+        page.locator("select[data-signal=gainof]").select_option("FedAvg")
+        page.wait_for_timeout(300)
+        assert labels("gains") != gains
+        assert page.said == []
+
+
+def test_a_tooltip_has_the_name_of_the_client_as_text(page_file: Path) -> None:
+    with opened(page_file) as page:
+        page.locator("#part-0-clients svg .mark-symbol path").first.hover(force=True)
+        page.wait_for_selector("#vg-tooltip-element.visible")
+        tip = page.locator("#vg-tooltip-element")
+        assert "<script>alert(" in tip.inner_text()
+        assert tip.locator("script").count() == 0
+        assert page.said == []
+
+
+def test_it_prints(page_file: Path, tmp_path: Path) -> None:
+    with opened(page_file) as page:
+        page.emulate_media(media="print", color_scheme="dark")
+        assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+        assert not page.get_by_role("button", name="none").is_visible()
+        assert len(page.pdf()) > 10_000
