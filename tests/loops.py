@@ -26,7 +26,7 @@ def federation(features: int) -> Federation:
 
 def simulation(algorithm: Algorithm, features: int = 40, take_part: int | None = None, **other: Any) -> Simulation:
     weights = np.array(SIZES) / sum(SIZES)
-    local = Local(epochs=2, batch_size=4, l2=L2)
+    local = Local(epochs=2, batch_size=4, l2=L2, order="fixed")
     graph = SimilarityGraph.edgeless(CLIENTS)
     settings = {"local": local, "take_part": take_part, "seed": 5, **other}
     return Simulation(federation(features), Softmax(features, CLASSES), algorithm, graph, weights, **settings)

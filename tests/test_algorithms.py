@@ -24,7 +24,7 @@ from fedkin.types import Tensors
 def simulation(algorithm: Algorithm, **settings: Any) -> Simulation:
     federation = small_federation()
     graph = build_graph(federation)
-    local = Local(epochs=2, batch_size=4, l2=0.01)
+    local = Local(epochs=2, batch_size=4, l2=0.01, order="fixed")
     made = Simulation(federation, Softmax(5, 3), algorithm, graph, graph.degrees, local, seed=1)
     return replace(made, **settings)
 
@@ -123,7 +123,7 @@ def test_fedsgd_by_hand() -> None:
         g = model.gradient(w[None], clients.x[rows][None], clients.y[rows][None], torch.full((1, n), 1 / n))[0]
         total += p * (g + 0.01 * w)
     torch.testing.assert_close(played(run, 1).model, w - 0.5 * total)
-    other = replace(run, local=Local(epochs=7, batch_size=2, l2=0.01))
+    other = replace(run, local=Local(epochs=7, batch_size=2, l2=0.01, order="fixed"))
     torch.testing.assert_close(played(other, 1).model, w - 0.5 * total)
 
 
@@ -157,7 +157,7 @@ def test_lemma_1_at_every_step_of_every_round(take_part: int | None, absent: str
             return super().step(w, got, memory, watched)
 
     run = simulation(Watched(beta=beta, step_size=0.3, absent=absent), take_part=take_part, stacked=False)
-    run = replace(run, local=Local(steps=3, l2=0.01))
+    run = replace(run, local=Local(steps=3, l2=0.01, order="fixed"))
     p = torch.tensor(run.weights, dtype=torch.float32)
     state = run.start()
     for t in range(4):

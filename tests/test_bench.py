@@ -53,7 +53,9 @@ def difference(workload: Workload, loop: Callable[[Workload, Any], Competitor], 
 @pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("workload", WORKLOADS)
 def test_loops_and_engine_agree_after_a_round(workload: str, loop: str) -> None:
-    assert difference(replace(WORKLOADS[workload].quick(), clients=2), LOOPS[loop]) < 1e-4
+    # Rounding moves maxima and signs of units: more so in a network of several layers that has hardly moved.
+    most = 1e-3 if workload == "groupnorm" else 1e-4
+    assert difference(replace(WORKLOADS[workload].quick(), clients=2), LOOPS[loop]) < most
 
 
 @pytest.mark.parametrize("loop", LOOPS.values())
@@ -95,6 +97,7 @@ def test_sizes_of_the_workloads() -> None:
         "mnist-mlp": (100, 600, 600, 60_000),
         "many-tiny": (3000, 20, 20, 60_000),
         "module": (50, 200, 200, 10_000),
+        "groupnorm": (5, 100, 100, 500),
     }
     assert imbalanced[0] == 100
     assert imbalanced[3] == 50_000

@@ -14,8 +14,9 @@ from typer.testing import CliRunner
 
 from bench_tools import TINY, Clock
 from fedkin.algorithms import FedKin
-from fedkin.bench import command, growth, speed
+from fedkin.bench import command, evaluation, growth, speed
 from fedkin.bench.command import MEASUREMENTS, chosen, run_benchmarks
+from fedkin.bench.evaluation import evaluation_seconds, measure_evaluation
 from fedkin.bench.growth import growth_figure, growth_records
 from fedkin.bench.growth_process import ROUNDS, GrowthRecord, peak_memory, with_all_models
 from fedkin.bench.loops import LOOPS, SWEEP_BETAS
@@ -102,6 +103,19 @@ def test_command_prints_and_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert f"Measured on {content['date']} by `fedkin bench mnist-softmax" in text
 
 
+def test_evaluation_of_the_engine_and_of_a_plain_loop_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evaluation, "QUICK_EVALUATED", 100)
+    workloads = [WORKLOADS[name] for name in ("mnist-mlp", "many-tiny", "groupnorm")]
+    options = Options(2, threads=1, quick=True)
+    section = measure_evaluation(workloads, options, silent())
+    assert [record["workload"] for record in section.records] == ["mnist-mlp", "groupnorm"], "one of each model"
+    for record in section.records:
+        assert record["samples"] == 100
+        assert record["difference"] < 1e-5
+        assert min(record["engine"]["low"], record["loop"]["low"]) > 0
+    assert evaluation_seconds(workloads, options) < evaluation_seconds(workloads, replace(options, quick=False))
+
+
 def test_threads_are_compared_and_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """Competitors that need 3 s over the number of threads, and note how many they had."""
     clock, had = Clock(monkeypatch), list[int]()
@@ -139,6 +153,17 @@ def test_growth_has_a_line_for_each(monkeypatch: pytest.MonkeyPatch, tmp_path: P
         ("10,000", "last", "3 (3–3)", "5", "2", "0.3", "0.4"),
     )
     assert sorted(path.name for path in (tmp_path / "deep").iterdir()) == ["growth.pdf", "growth.png"]
+
+
+def test_kin_are_found_among_many_clients() -> None:
+    """In a process of its own; most of the kin are of one kind, of 20 with five clients each."""
+    (section,) = run_benchmarks(["kin"], Options(2, threads=1, quick=True), Console(quiet=True))
+    (record,) = section.records
+    assert record["clients"] == 100
+    assert (len(record["rounds"]), len(record["compared"])) == (2, 6)
+    assert record["peak"] > record["before"] > 0
+    assert min(record["first"], record["search"], *record["rounds"], *record["compared"]) > 0
+    assert record["alike"] > 0.5, "0.04 by chance"
 
 
 @pytest.mark.parametrize(

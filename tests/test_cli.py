@@ -35,7 +35,16 @@ def test_run_and_report(tmp_path: Path) -> None:
     ):
         assert word in report.stdout
     assert "speed-up" not in report.stdout  # test results are for chosen runs; all are in the files
-    for name in ("report.md", "report.csv", "chosen.csv", "curves.png", "curves.pdf", "chosen.png", "chosen.pdf"):
+    for name in (
+        "report.html",
+        "report.md",
+        "report.csv",
+        "chosen.csv",
+        "curves.png",
+        "curves.pdf",
+        "chosen.png",
+        "chosen.pdf",
+    ):
         assert (tmp_path / "results" / "demo" / name).stat().st_size > 100
 
 
@@ -80,7 +89,7 @@ def with_nan() -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
 BALANCED = ["--set", "clients=4", "--set", "class_imbalance=0", "--set", "size_imbalance=0"]
 BAD_DATA: dict[str, dict[str, object]] = {
     "NaN": {"x_train": with_nan()},
-    "labels": {"y_train": np.arange(60) % 3 - 1},
+    "labels": {"y_train": np.zeros(60, dtype=int)},
     "identical": {"x_train": np.ones((60, 4), dtype=np.float32)},
 }
 

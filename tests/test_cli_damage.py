@@ -89,7 +89,7 @@ def test_reports_of_any_values(file: str, value: Any, damaged: Path) -> None:
 
 
 def test_nothing_but_damaged_runs(damaged: Path) -> None:
-    for path in damaged.parent.iterdir():
+    for path in damaged.parent.glob("*/"):
         (path / "config.json").write_text("[" * 100_000)
     with pytest.warns(UserWarning, match="left out the run"), pytest.raises(BadInput, match="no usable runs"):
         collect("results")

@@ -195,7 +195,7 @@ def test_full_disks_are_named(monkeypatch: pytest.MonkeyPatch, refused: Refusal)
     settings = [word for override in overrides for word in ("--set", override)]
     expected = [result.model for result in run(overrides=overrides, out="whole")]
     named = set()
-    for space in (0, 7, 15, 17, 60):
+    for space in (1, 8, 16, 27, 61):
         left, out = space, f"space-{space}"
         with monkeypatch.context() as patch:
             patch.setattr(os, "fsync", full)

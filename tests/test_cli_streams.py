@@ -1,10 +1,14 @@
 """Terminals, pipes and signals: whatever happens to what the command prints, runs end as they should."""
 
+import contextlib
+import fcntl
 import io
 import os
 import re
 import signal
 import subprocess
+import sys
+import termios
 import threading
 from pathlib import Path
 
@@ -12,6 +16,8 @@ import pytest
 from rich.console import Console
 
 from command_line import COMMAND, RACE, environment, fedkin, is_one_sentence, started
+from fedkin import cli
+from fedkin.__main__ import start
 from fedkin.experiments.progress import Bars, shown
 from fedkin.files import write_atomically
 from fedkin.output import say_error, say_warning
@@ -136,6 +142,52 @@ def test_interrupted(arguments: list[str], sentence: str, tmp_path: Path) -> Non
     assert (process.returncode, said) == (130, sentence)
 
 
+def interrupted(marker: str, cwd: Path) -> tuple[int, str]:
+    """Exit code and output of a run in a terminal, where Ctrl-C is typed after a first match of the marker."""
+    shown, keys = os.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-X", "importtime", "-m", "fedkin", "run", "--set", "rounds=1000000"],
+        cwd=cwd, env=environment(), stdin=keys, stdout=keys, stderr=keys, start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )  # fmt: skip
+    os.close(keys)
+    out, typed = b"", False
+    with contextlib.suppress(OSError):  # the terminal is closed when the process ends
+        while data := os.read(shown, 1 << 16):
+            out += data
+            if not typed and re.search(marker.encode(), out):
+                os.write(shown, b"\x03")
+                typed = True
+    os.close(shown)
+    return process.wait(timeout=120), out.decode()
+
+
+@pytest.mark.parametrize(
+    ("marker", "sentence"),
+    [
+        (r"\| +typer\.models\r", "fedkin: stopped\r\n"),
+        (r"\| +torch\.\w+\r", "fedkin: stopped; the same command continues the runs\r\n"),
+        (r"accuracy", "fedkin: stopped; the same command continues the runs\r\n"),
+    ],
+    ids=["the command is imported", "PyTorch is imported", "rounds"],
+)
+def test_ctrl_c_at_a_terminal(marker: str, sentence: str, tmp_path: Path) -> None:
+    code, said = interrupted(marker, tmp_path)
+    assert sentence in said
+    assert "Traceback" not in said
+    # Python ends itself by the signal if it interrupted code that a string was compiled to, as in a dataclass.
+    assert code in (130, -signal.SIGINT)
+
+
+def test_an_interrupt_while_the_command_is_imported(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli, "main", lambda: signal.raise_signal(signal.SIGINT))
+    with pytest.raises(SystemExit) as ended:
+        start()
+    assert (ended.value.code, capsys.readouterr().err) == (130, "fedkin: stopped\n")
+
+
 # -- bars --------------------------------------------------------------------------------------------------------------
 
 
@@ -159,6 +211,51 @@ def test_bars_do_not_keep_what_is_over() -> None:
         listener.begin("run [bold]", 10, 0)
     assert "building" not in last_frame(console)
     assert "run [bold]" in last_frame(console)
+
+
+def test_runs_that_are_executed_together_share_a_bar() -> None:
+    """With their number, which falls as they end, and the range of their accuracies."""
+    console, names = terminal(), [f"run-{i}" for i in range(35)]
+    with shown(console) as listener:
+        assert isinstance(listener, Bars)
+        listener.grid(35)
+        listener.together(names)
+        for name in names:
+            listener.begin(name, 10, 4)
+        for i, name in enumerate(names):
+            listener.round(name, {"round": 4, "test_accuracy": 0.5 + i / 100})
+        listener.progress.refresh()
+        bars = last_frame(console).splitlines()
+        assert len(bars) == 2
+        assert re.search(r"35 runs together .* 5/10 accuracy 50\.0 % to 84\.0 %", bars[1])
+        listener.end(names[0], {"status": "diverged", "diverged_at": 4}, False)
+        listener.progress.refresh()
+        assert "34 runs together" in last_frame(console)
+        for name in names[1:]:
+            listener.end(name, {"status": "diverged", "diverged_at": 5}, False)
+    assert last_frame(console).split()[0] == "runs"
+    assert "together" not in last_frame(console)
+    assert "35/35" in last_frame(console)
+
+
+def test_the_upper_bar_keeps_no_old_text() -> None:
+    """Neither what was done before a round or a kept run, nor the count of the experiment before."""
+    console = terminal()
+    with shown(console) as listener:
+        assert isinstance(listener, Bars)
+        for _ in range(2):  # as `fedkin reproduce` does
+            listener.grid(2)
+            listener.begin("run", 10, 0)
+            listener.doing("building the graph")
+            listener.round("run", {"round": 0, "test_accuracy": 0.5})
+            listener.progress.refresh()
+            assert "building" not in last_frame(console)
+            listener.end("run", {"status": "diverged", "diverged_at": 1}, False)
+            listener.doing("loading digits")
+            listener.end("kept", {"status": "diverged", "diverged_at": 1}, True)
+            listener.progress.refresh()
+            assert "loading" not in last_frame(console)
+            assert "2/2" in last_frame(console)
 
 
 def test_without_runs_no_bar_is_left() -> None:

@@ -30,7 +30,7 @@ from fedkin.engine.spaces.compiled import Compiled
 
 # Some below what is worth it, some that fill their batches and panels, some that do not.
 SIZES = (70, 130, 64, 64, 20, 101)
-LOCAL = Local(epochs=3, batch_size=48, l2=0.05)
+LOCAL = Local(epochs=3, batch_size=48, l2=0.05, order="fixed")
 SHAPES = [(1, 3, 16, 5), (1, 9, 16, 16), (3, 3, 50, 40), (1, 13, 65, 100), (4, 9, 37, 300)]  # lanes, K − 1, n, D
 
 
@@ -210,7 +210,13 @@ def test_lanes(penalties: tuple[float, ...]) -> None:
 
 
 @pytest.mark.parametrize(
-    "local", [Local(epochs=2, batch_size=None), Local(steps=5), Local(epochs=1, batch_size=16)], ids=str
+    "local",
+    [
+        Local(epochs=2, batch_size=None, order="fixed"),
+        Local(steps=5, order="fixed"),
+        Local(epochs=1, batch_size=16, order="fixed"),
+    ],
+    ids=str,
 )
 def test_other_batches(local: Local) -> None:
     run = simulation(FedKin(step_size=0.02, beta=0.6), local)

@@ -46,11 +46,11 @@ def assert_same(run: Simulation, rounds: int = 3) -> None:
 
 
 LOCALS = [
-    Local(epochs=4, batch_size=4, l2=0.01),
-    Local(epochs=4, batch_size=4, l2=0.01, clip=0.3),
-    Local(epochs=3, batch_size=None, l2=0.0),
+    Local(epochs=4, batch_size=4, l2=0.01, order="fixed"),
+    Local(epochs=4, batch_size=4, l2=0.01, clip=0.3, order="fixed"),
+    Local(epochs=3, batch_size=None, l2=0.0, order="fixed"),
     Local(epochs=4, batch_size=3, order="shuffled"),
-    Local(steps=3, l2=0.1),
+    Local(steps=3, l2=0.1, order="fixed"),
     Local(steps=5, order="shuffled", clip=0.1),
 ]
 
@@ -136,7 +136,7 @@ def test_a_large_penalty_in_sample_space() -> None:
 def test_equal_clients_are_stacked_without_a_copy() -> None:
     """Adjacent clients of equal size are a view of the samples."""
     federation = small_federation(sizes=(6, 6, 6, 6), features=40)
-    run = simulation(federation, Softmax(40, 3), FedKin(step_size=0.3), Local(epochs=4, batch_size=4))
+    run = simulation(federation, Softmax(40, 3), FedKin(step_size=0.3), Local(epochs=4, batch_size=4, order="fixed"))
     played(run, 1)
     (space,) = run._kept.values()
     assert space.ready.x.data_ptr() == federation.train.x.data_ptr()
@@ -152,7 +152,9 @@ def test_equal_clients_are_stacked_without_a_copy() -> None:
 )
 def test_any_sizes(sizes: list[int], batch: int, features: int, seed: int) -> None:
     federation = small_federation(sizes=[max(sizes), 6, *sizes], features=features, seed=seed)
-    assert_same(simulation(federation, Softmax(features, 3), FedKin(step_size=0.2), Local(3, batch)), rounds=2)
+    assert_same(
+        simulation(federation, Softmax(features, 3), FedKin(step_size=0.2), Local(3, batch, order="fixed")), rounds=2
+    )
 
 
 def test_a_step_by_hand() -> None:
@@ -176,7 +178,7 @@ def test_a_step_by_hand() -> None:
         FedAvg(step_size=1.0),
         SimilarityGraph.uniform(2),
         np.array([0.25, 0.75]),
-        Local(epochs=1, l2=0.0),
+        Local(epochs=1, l2=0.0, order="fixed"),
     )
     expected = [1 / 8, -3 / 4, -1 / 8, 3 / 4, -1 / 4, 1 / 4]
     assert played(run, 1).model.tolist() == pytest.approx(expected)
@@ -186,7 +188,7 @@ def test_clipping_by_hand() -> None:
     """Gradients with norms above G = 1e-3 are clipped: with γ = 1 each client moves by exactly 1e-3."""
     federation = small_federation(sizes=(1, 1), features=4)
     for model in (Softmax(4, 3), MLP(4, 3, 2)):
-        run = simulation(federation, model, FedAvg(step_size=1.0), Local(epochs=1, l2=0.0, clip=1e-3))
+        run = simulation(federation, model, FedAvg(step_size=1.0), Local(epochs=1, l2=0.0, clip=1e-3, order="fixed"))
         start, state = run.start(), played(run, 1)
         moved = state.model - start.model
         # both clients move by exactly 1e-3, so their average by at most that
@@ -201,7 +203,7 @@ def clients_of(run: Simulation) -> list[tuple[int, ...]]:
 
 def test_selection() -> None:
     federation = small_federation()
-    run = simulation(federation, Softmax(5, 3), FedAvg(), Local(), take_part=2)
+    run = simulation(federation, Softmax(5, 3), FedAvg(), Local(order="fixed"), take_part=2)
     chosen = clients_of(run)
     assert all(len(set(who)) == 2 and list(who) == sorted(who) for who in chosen)
     assert len(set(chosen)) == 10, "every pair of five comes up"
@@ -211,7 +213,9 @@ def test_selection() -> None:
 
 def test_weights_are_renormalised_over_sampled_clients() -> None:
     """With negligible local steps, the average of equal models is that model for any number of sampled clients."""
-    run = simulation(small_federation(), Softmax(5, 3), FedAvg(step_size=1e-12), Local(epochs=1), take_part=2)
+    run = simulation(
+        small_federation(), Softmax(5, 3), FedAvg(step_size=1e-12), Local(epochs=1, order="fixed"), take_part=2
+    )
     start = run.start()
     torch.testing.assert_close(run.advance(start).model, start.model)
 
@@ -219,7 +223,7 @@ def test_weights_are_renormalised_over_sampled_clients() -> None:
 @pytest.mark.parametrize("take_part", [0, 6])
 def test_take_part_out_of_range(take_part: int) -> None:
     with pytest.raises(BadInput, match=f"take_part = {take_part} is out of range: choose from 1 to all 5 clients"):
-        simulation(small_federation(), Softmax(5, 3), FedAvg(), Local(), take_part=take_part)
+        simulation(small_federation(), Softmax(5, 3), FedAvg(), Local(order="fixed"), take_part=take_part)
 
 
 @pytest.mark.parametrize("model", [Softmax(40, 3), MLP(40, 3, 8)], ids=["samples", "plain"])
@@ -241,7 +245,9 @@ def test_dropout_is_fixed_by_the_seed_and_differs_between_rounds() -> None:
     def make() -> nn.Module:
         return nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 3))
 
-    run = simulation(small_federation(), Module(make, (5,), 3), FedAvg(step_size=0.2), Local(epochs=1), stacked=True)
+    run = simulation(
+        small_federation(), Module(make, (5,), 3), FedAvg(step_size=0.2), Local(epochs=1, order="fixed"), stacked=True
+    )
     assert torch.equal(played(run).model, played(run).model)
     start = run.start()
     other_round = replace(start, round=5)

@@ -5,7 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedkin.data.partition import SCHEMES, by_group, federate, from_clients
+from fedkin.data.client_sources import from_clients
+from fedkin.data.partition import SCHEMES, by_group, federate
 from fedkin.data.sources import Dataset, from_arrays, load
 from fedkin.errors import BadInput
 from small_data import entropy, labels_of

@@ -2,6 +2,7 @@
 
 import difflib
 import importlib
+import json
 import re
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from flwr.app import Context, RecordDict
 
 from flower_grid import Direct
+from pages import blocks
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples" / "flower"
@@ -55,3 +57,22 @@ def test_both_run(side: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     accuracy = [float(word) for word in capsys.readouterr().out.split("accuracy")[-1].split()]
     assert len(accuracy) == 8
     assert accuracy[-1] > 0.6
+
+
+def test_the_apps_of_the_page_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The server app of docs/flower.md with both client apps; `mine` has the net and data of `after`."""
+    app("after", monkeypatch)
+    task, mine = importlib.import_module("blobs.task"), ModuleType("mine")
+    mine.__dict__.update(Net=task.Net, load_data=lambda context: task.load_data(context.node_config["partition-id"])[0])
+    monkeypatch.setitem(sys.modules, "mine", mine)
+    monkeypatch.chdir(tmp_path)
+    server, *clients = [block.text for block in blocks(ROOT / "docs" / "flower.md") if block.language == "python"]
+    assert len(clients) == 2
+    for number, client in enumerate(clients):
+        names: list[dict[str, Any]] = [{}, {}]
+        out = f"results/{number}"
+        exec(server.replace("num_rounds=20", "num_rounds=2").replace("results/flower/fedkin", out), names[0])
+        exec(client, names[1])
+        names[0]["app"](Direct(names[1]["app"], range(4)), Context(1, 1, {}, RecordDict(), {}))
+        records = (tmp_path / out / "rounds.jsonl").read_text().splitlines()
+        assert [json.loads(line)["replies"] for line in records] == [4, 4]

@@ -66,7 +66,7 @@ def own_loop() -> ClientApp:
 @pytest.mark.parametrize("take_part", [None, 3])
 def test_plain_sgd_takes_the_steps_of_the_algorithm(algorithm: Algorithm, take_part: int | None) -> None:
     """Three rounds give the engine's model (without the L2 penalty, which is not part of the loop)."""
-    local = Local(epochs=2, batch_size=32, l2=0.0)
+    local = Local(epochs=2, batch_size=32, l2=0.0, order="fixed")
     expected = fedkin.train(FEDERATION, algorithm, local=local, rounds=3, take_part=take_part).model
     strategy = Strategy(algorithm, local, min_nodes=5, take_part=take_part)
     lead(Direct(own_loop(), range(5)), strategy=strategy)

@@ -134,4 +134,4 @@ def test_the_folder_is_read_by_report(tmp_path: Path) -> None:
     lead(five(), out=tmp_path / "flower" / "fedkin")
     (run,) = collect(tmp_path)
     assert (run.algorithm, run.status, run.experiment) == ("fedkin", "finished", "flower")
-    assert run.final_accuracy > 0.5
+    assert run.final_value > 0.5

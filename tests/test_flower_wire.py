@@ -69,7 +69,7 @@ def test_half_precision_hardly_changes_the_result() -> None:
 
 def test_an_order_arrives_as_it_was_sent() -> None:
     """Also what is None, words and integers, and algorithms of the user's own."""
-    local = Local(epochs=3, batch_size=None, clip=1.5)
+    local = Local(epochs=3, batch_size=None, clip=1.5, order="fixed")
     algorithms: list[Algorithm] = [KIN, FedKin(absent="last"), FedAvg(), Algorithm(step_size=0.1)]
     algorithms += [Momentum(step_size=0.25), Outer.Momentum(step_size=0.5), IFCA(groups=3)]
     for algorithm in algorithms:

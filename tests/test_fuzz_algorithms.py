@@ -94,7 +94,7 @@ WIDENING = RandomAlgorithm(
 def test_compiled_is_plain(algorithms: list[Algorithm], sizes: list[int], l2: float) -> None:
     pytest.importorskip("numba")
     federation, graph = small_federation(sizes, 150, 4), SimilarityGraph.edgeless(len(sizes))
-    weights, local = np.array(sizes) / sum(sizes), Local(2, 32, l2=l2)
+    weights, local = np.array(sizes) / sum(sizes), Local(2, 32, l2=l2, order="fixed")
     with mock.patch("fedkin.engine.cohorts.MUCH", 0):
         assert_fast_is_plain(
             [Simulation(federation, Softmax(150, 4), one, graph, weights, local, seed=5) for one in algorithms]

@@ -11,6 +11,7 @@ import torch
 from hypothesis import event, given
 
 from fedkin import run
+from fedkin.engine.metrics import has_diverged
 from fedkin.engine.simulation import Simulation
 from fedkin.errors import BadInput
 from fedkin.experiments.results import Result
@@ -29,7 +30,7 @@ def assert_sound(result: Result) -> None:
                 assert key != "train_loss" or last, "a run ends when it has diverged"
             else:
                 assert math.isfinite(value), (key, value)
-    assert diverged == (result.rounds[-1]["train_loss"] is None)
+    assert diverged == has_diverged(result.rounds[-1])
 
 
 def carry_out(settings: Any, overridden: Sequence[str] = ()) -> None:

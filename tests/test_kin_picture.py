@@ -20,7 +20,7 @@ from fedkin.reports import kin_figure as figures
 from fedkin.reports import kin_layout
 from fedkin.reports.kin_figure import colours_of, kin_figure
 from fedkin.reports.kin_layout import positions, sunflower
-from fedkin.reports.kin_runs import Gains, KinRun, kin_runs, points
+from fedkin.reports.kin_runs import Gains, KinRun, kin_runs
 from fedkin.reports.kin_text import kin_text, kin_views
 from fedkin.reports.run import Run
 from fedkin.types import Floats, Record
@@ -136,7 +136,7 @@ def test_gains_by_hand() -> None:
     assert gains.among(np.array([True, False, False, True])).each == pytest.approx([0.4])
     twenty = np.linspace(0, 0.95, 20)
     assert Gains("", twenty, np.zeros(20)).worst_tenth(twenty) == pytest.approx(0.025), "the mean of two"
-    assert (points(0.0321), points(-0.004)) == ("+3.2", "−0.4")
+    assert (gains.points(0.0321), gains.points(-0.004)) == ("+3.2", "−0.4")
 
 
 def test_what_was_chosen_and_when() -> None:
@@ -148,6 +148,11 @@ def test_what_was_chosen_and_when() -> None:
         (2, "8 nearest by data"),
         (3, "8 nearest by data, then own model"),
     ]
+    assert kin.others() == {}
+    last = {"round": 4, "start": "global", "uses": "alone", "others": {"global, start": 3, "4 nearest by both, own": 2}}
+    kin = kin_run(None, [{}], rounds=[*records, last])
+    assert kin.choices()[-1] == (4, "the global model, but models trained alone are used")
+    assert "5 clients differ at the end (start, model used): 3 × global, start; 2 ×" in shown(kin)
 
 
 # -- the picture -------------------------------------------------------------------------------------------------------
@@ -268,7 +273,7 @@ def test_text_of_newcomers() -> None:
     for new, line in ((False, "\nover FedAvg's model"), (True, "newcomers over FedAvg's model")):
         mean = kin.gains[0].all[kin.new == new].mean()
         (row,) = (r for r in text.splitlines() if r.startswith(line.strip()))
-        assert points(mean) in row
+        assert kin.gains[0].points(mean) in row
 
 
 # -- from run folders --------------------------------------------------------------------------------------------------

@@ -14,14 +14,14 @@ def rng() -> np.random.Generator:
 
 
 def test_epochs_by_hand() -> None:
-    batches = Local(epochs=2, batch_size=3).batches(7, rng())
+    batches = Local(epochs=2, batch_size=3, order="fixed").batches(7, rng())
     assert [b.tolist() for b in batches] == [[0, 1, 2], [3, 4, 5], [6]] * 2
 
 
 def test_steps_by_hand() -> None:
     """Algorithm 1: the samples are divided into E batches, each used once; at most one batch per sample."""
-    assert [b.tolist() for b in Local(steps=3).batches(7, rng())] == [[0, 1, 2], [3, 4], [5, 6]]
-    assert [b.tolist() for b in Local(steps=3).batches(2, rng())] == [[0], [1]]
+    assert [b.tolist() for b in Local(steps=3, order="fixed").batches(7, rng())] == [[0, 1, 2], [3, 4], [5, 6]]
+    assert [b.tolist() for b in Local(steps=3, order="fixed").batches(2, rng())] == [[0], [1]]
 
 
 def test_shuffled_in_each_epoch() -> None:

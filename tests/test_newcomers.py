@@ -12,10 +12,12 @@ import torch
 from conftest import tensors_of
 from fedkin import Federation, FedKin, Kin, run
 from fedkin.algorithms import Algorithm, Round, Schedule
+from fedkin.algorithms.kin import ALONE, OWN, START
 from fedkin.algorithms.personal import IFCA, Alone, FineTuned
 from fedkin.engine.lanes import together
 from fedkin.engine.metrics import score
-from fedkin.engine.own import _welcomed, client_table, kin_graph, models_of, own_models
+from fedkin.engine.own import _welcomed, kin_graph, models_of, own_models
+from fedkin.engine.scores import client_table, predictions
 from fedkin.engine.simulation import Simulation, State
 from fedkin.experiments.rounds import play
 from fedkin.experiments.tensor_files import read_tensors
@@ -128,7 +130,7 @@ def test_measuring_does_not_change_the_training(algorithm: Algorithm, take_part:
         run = simulation(algorithm, with_newcomers(), take_part=take_part)
         state = run.start()
         for _ in range(5):
-            state, _ = play(run, [0.01], state, evaluate_own=measured)
+            state, _ = play(run, [0.01], state, evaluate=measured)
         return run, state
 
     (run, measured), (_, plain) = trained(True), trained(False)
@@ -141,13 +143,13 @@ def test_measuring_does_not_change_the_training(algorithm: Algorithm, take_part:
 def test_newcomers_are_measured_apart() -> None:
     run = simulation(BY_UPDATES, with_newcomers())
     state = played(run, 6)
-    (record,), table = own_models(run, state), client_table(run, state)
+    (record,), table = own_models(run, state), client_table(run, state, predictions(run, state))
     assert [row["client"] for row in table if row.get("newcomer")] == [str(i) for i in NEWCOMERS]
     for new, key in ((True, "newcomer_test_accuracy"), (False, "own_test_accuracy")):
         each = [row["own_accuracy"] for row in table if row.get("newcomer", False) is new]
         assert record[key] == pytest.approx(np.mean(each)), "testing clients have the same size"
     (of_all,) = score(run.model, state.model[None], run.federation.test)
-    assert record["newcomer_global_accuracy"] == pytest.approx(of_all.accuracies[list(NEWCOMERS)].mean())
+    assert record["newcomer_global_accuracy"] == pytest.approx(of_all.values[list(NEWCOMERS)].mean())
     average = simulation(FedKin(step_size=0.1, beta=1.0), with_newcomers())
     (record,) = own_models(average, played(average, 1))
     assert "newcomer_global_accuracy" in record
@@ -165,10 +167,15 @@ def test_an_own_model_is_used_only_after_work() -> None:
     """If clients use their own models, a newcomer uses the one it gets by working one round from its kin's average."""
     run = simulation(Kin(step_size=0.1), with_newcomers())
     state = played(run, 6)
-    tuned = replace(state, server={**state.server, "tuned": torch.ones(1, 1)})
-    *_, (who, models) = models_of(run, tuned)
-    *_, (_, starts) = models_of(run, replace(state, server={**state.server, "tuned": torch.zeros(1, 1)}))
-    assert who.tolist() == list(NEWCOMERS)
+    common = state.server["common"][..., 0].item()
+    used = []
+    for use in (START, OWN, ALONE):
+        server = {**state.server, "common": torch.tensor([[common, use]])}
+        *_, (who, models) = models_of(run, replace(state, server=server))
+        assert who.tolist() == list(NEWCOMERS)
+        used.append(models)
+    starts, models, instead = used
+    assert torch.equal(instead, models), "a newcomer has not trained alone"
     distance = (models - starts).norm(dim=-1)
     assert bool((distance > 0).all())
     assert bool((distance < (starts - run.start().model).norm(dim=-1)).all())

@@ -58,7 +58,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def assert_same(out: Path, whole: Path) -> None:
-    for folder in whole.iterdir():
+    for folder in whole.glob("*/"):
         assert rounds(out / "small" / folder.name) == rounds(folder), folder.name
         models = [
             load_file(where / "model.safetensors")["model"].nan_to_num(7.0)
@@ -89,7 +89,7 @@ def test_other_data_are_refused(
         run(settings, out=tmp_path)
     else:
         crashed(settings, tmp_path, done, monkeypatch)
-    (folder,) = (tmp_path / "small").iterdir()
+    (folder,) = (tmp_path / "small").glob("*/")
     for name in lost:
         (folder / name).unlink()
     npz(file, seed=1)
@@ -102,7 +102,7 @@ def test_other_data_are_refused(
 
 def test_other_settings_are_refused_without_the_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     crashed(SMALL, tmp_path, 5, monkeypatch)
-    (folder,) = (tmp_path / "small").iterdir()
+    (folder,) = (tmp_path / "small").glob("*/")
     (folder / "config.json").unlink()
     with pytest.raises(BadInput, match="other settings or other data"):
         run({**SMALL, "take_part": 3}, out=tmp_path)
@@ -187,7 +187,7 @@ def test_a_lost_folder_is_computed_again_with_the_others(
     else:
         crashed(GRID, tmp_path, done, monkeypatch)
     before = {path: path.read_bytes() for path in tmp_path.rglob("summary.json")}
-    shutil.rmtree(sorted((tmp_path / "small").iterdir())[lost])
+    shutil.rmtree(sorted((tmp_path / "small").glob("*/"))[lost])
     run(GRID, out=tmp_path)
     assert_same(tmp_path, whole)
     kept = [path.read_bytes() == content for path, content in before.items()]
@@ -199,7 +199,7 @@ def test_damage_to_the_newest_checkpoint_after_a_run_has_left(
 ) -> None:
     """The others go back to a round in which it was still there, and it is computed along."""
     crashed(GRID, tmp_path, 5, monkeypatch)
-    for folder in (tmp_path / "small").iterdir():
+    for folder in (tmp_path / "small").glob("*/"):
         if not (folder / "summary.json").exists():
             newest = max(folder.glob("checkpoint-*"))
             assert newest.stem > "checkpoint-000003"

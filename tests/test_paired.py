@@ -125,7 +125,7 @@ def test_every_sample_once_and_every_client_served(
         assert len(part) == clients
         assert part.sizes.min() >= 1
     n, m = both_counts(federation)
-    assert np.array_equal(m, counts_like(n, np.bincount(test, minlength=federation.classes)))
+    assert np.array_equal(m, counts_like(n, np.bincount(dataset.y_test, minlength=federation.classes)))
 
 
 @settings(deadline=None, max_examples=60)

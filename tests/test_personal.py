@@ -9,7 +9,8 @@ import torch
 from fedkin import FedAvg
 from fedkin.algorithms import Algorithm, Alone, FineTuned
 from fedkin.engine.lanes import parted, together
-from fedkin.engine.own import client_table, models_of, own_models
+from fedkin.engine.own import models_of, own_models
+from fedkin.engine.scores import client_table, predictions
 from fedkin.errors import BadInput
 from fedkin.graph.similarity import build_graph
 from fedkin.types import Floats
@@ -71,7 +72,7 @@ def test_the_table_of_clients(algorithm: Algorithm) -> None:
     """Its mean, weighted by testing samples, is what the record says."""
     run = simulation(algorithm)
     state = played(run, 2)
-    table = client_table(run, state)
+    table = client_table(run, state, predictions(run, state))
     sizes = run.federation.test.sizes
     assert [row["samples"] for row in table] == run.federation.train.sizes.tolist()
     own = sum(row["own_accuracy"] * n for row, n in zip(table, sizes, strict=True)) / sizes.sum()
@@ -81,7 +82,7 @@ def test_the_table_of_clients(algorithm: Algorithm) -> None:
     else:
         assert all(row["own_accuracy"] == row["global_accuracy"] for row in table)
     unpaired = replace(run, federation=replace(run.federation, paired=False))
-    assert client_table(unpaired, state) == []
+    assert client_table(unpaired, state, predictions(unpaired, state)) == []
 
 
 def test_the_graph_of_true_kinds() -> None:

@@ -20,7 +20,7 @@ from fedkin.experiments.readings import PermutedSimulation, permutation, read_as
 from fedkin.graph.similarity import SimilarityGraph, build_graph, message
 from fedkin.models import Softmax
 
-LOCAL = Local(epochs=2, batch_size=4, l2=0.05)
+LOCAL = Local(epochs=2, batch_size=4, l2=0.05, order="fixed")
 SWITCHES = list(Reading.model_fields)
 
 

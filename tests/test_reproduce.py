@@ -18,8 +18,8 @@ from fedkin.experiments import run as experiment
 from fedkin.experiments.grid import plans
 from fedkin.experiments.preparation import Preparation
 from fedkin.experiments.progress import Silent
-from fedkin.paper.controls import _interval
-from fedkin.paper.figures import _graphs
+from fedkin.paper.controls import interval_cell
+from fedkin.paper.figures import _graphs, curve_figures
 from fedkin.paper.reproduce import Context, Output, merged, read_reproduction, reproduce, reproduction_names
 from fedkin.reports.groups import speed_up
 
@@ -70,10 +70,10 @@ def test_the_table_says_what_the_runs_say(out: Path) -> None:
     place = out / "quick" / "cifar10-imbalanced"
     base, run = summary(place / "fedavg-model=softmax"), summary(place / "fedkin-beta=0.5-model=softmax")
     ratio = base["rounds_to_threshold"] / run["rounds_to_threshold"]
-    assert ours[8]["CIFAR-10 imbalanced"] == (
+    assert ours[8]["digits for CIFAR-10 imbalanced"] == (
         f"{100 * run['final_test_accuracy']:.2f} / {run['rounds_to_threshold']} ({ratio:.1f}×)"
     )
-    assert theirs[-2]["CIFAR-10 imbalanced"] == "37.49 / 15 (1.3×)"
+    assert theirs[-2]["digits for CIFAR-10 imbalanced"] == "37.49 / 15 (1.3×)"
     with (out / "quick" / "table.csv").open() as file:
         (line,) = [
             r
@@ -83,6 +83,19 @@ def test_the_table_says_what_the_runs_say(out: Path) -> None:
     assert float(line["accuracy"]) == pytest.approx(run["final_test_accuracy"])
     assert float(line["paper accuracy"]) == 0.3749
     assert float(line["rounds − paper"]) == run["rounds_to_threshold"] - 15
+
+
+def test_a_quick_trial_names_its_own_data(out: Path) -> None:
+    """The embedded digits are not called CIFAR-10, neither in titles nor in tables; the full version is."""
+    for name in reproduction_names():
+        for part in read_reproduction(name, quick=True).parts:
+            assert not part.label.startswith("CIFAR"), f"{name}: {part.label}"
+    assert [part.data for part in read_reproduction("table").parts] == ["CIFAR-10", "CIFAR-10", "digits", "digits"]
+    what = read_reproduction("curves", quick=True)
+    experiment.run(what.parts[0].settings, out=out / "quick")
+    figures = curve_figures(Context(what, out / "quick", Preparation(), quick=True)).figures
+    title = figures["digits-for-cifar-10"].get_suptitle()
+    assert title == "digits for CIFAR-10"
 
 
 def test_runs_are_shared_and_kept(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,7 +108,7 @@ def test_runs_are_shared_and_kept(out: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_a_part_at_a_time(tmp_path: Path) -> None:
     shown = reproduce("published", quick=True, out=tmp_path, only=["mnist-balanced-published"])
     row = rows(shown)[0]
-    assert row["CIFAR-10 balanced"] == "not run"
+    assert row["digits for CIFAR-10 balanced"] == "not run"
     assert "/" in row["digits balanced"]
     again = reproduce("published", quick=True, out=tmp_path, run=False)
     assert [cell.text for cell in again.tables[0].cells[0]] == [cell.text for cell in shown.tables[0].cells[0]]
@@ -179,12 +192,12 @@ def test_merging() -> None:
 
 def test_intervals_by_hand() -> None:
     # mean 3, deviation √2.5, t with 4 degrees of freedom 2.776: 2.776 · 1.5811 / √5 = 1.963
-    cell = _interval([1, 2, 3, 4, 5], "{:.2f}")
+    cell = interval_cell([1, 2, 3, 4, 5], "{:.2f}")
     assert cell.text == "3.00 ± 1.96"
     assert cell.spread == pytest.approx(1.9632, abs=1e-4)
-    assert _interval([4, math.nan], "{:.1f}").text == "4.0 (1 of 2)"
-    assert _interval([math.nan], "{:.1f}").value is None
-    assert _interval([-1, -1], "{:+.1f}").text == "-1.0 ± 0.0"
+    assert interval_cell([4, math.nan], "{:.1f}").text == "4.0 (1 of 2)"
+    assert interval_cell([math.nan], "{:.1f}").value is None
+    assert interval_cell([-1, -1], "{:+.1f}").text == "-1.0 ± 0.0"
     assert speed_up(20, 15) == pytest.approx(4 / 3)
     assert math.isnan(speed_up(20, 0))
 
@@ -198,7 +211,7 @@ def test_distances_are_taken_seed_by_seed(out: Path) -> None:
         100
         * (
             summary(place / "cifar10-step-sizes" / f"fedavg-seed={s}-step_size=0.004")["final_test_accuracy"]
-            - summary(place / "cifar10-graph-kinds" / f"fedkin-beta=0.5-seed={s}-graph=similarity")[
+            - summary(place / "cifar10-graph-kinds" / f"fedkin-beta=0.5-graph=similarity-seed={s}")[
                 "final_test_accuracy"
             ]
         )

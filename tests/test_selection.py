@@ -12,7 +12,7 @@ from fedkin.reports.chosen import chosen_figure
 from fedkin.reports.curves import curves
 from fedkin.reports.report import shown_tables, table, write
 from fedkin.reports.runs import collect
-from fedkin.reports.selection import chosen_table, client_accuracies, methods
+from fedkin.reports.selection import Edge, chosen_table, client_values, methods
 from run_folders import FEDAVG, FEDKIN, Write, write_run
 
 ALONE = {"name": "alone"}
@@ -96,6 +96,29 @@ def test_numbers_are_tuned_and_words_distinguish(run: Write, tmp_path: Path) -> 
     assert found["FedKin β=0.5, kin=updates, message=mean"].tuned == "neighbours=8, batch size=all"
 
 
+def test_values_at_the_edge_of_a_grid(run: Write, tmp_path: Path) -> None:
+    """γ = 0.3 is the largest of FedAvg, but not of Kin, whose run with γ = 1 diverged; β = 1 is FedKin's limit."""
+    for step, loss in ((0.1, 0.7), (0.3, 0.6)):
+        run(f"f{step}", FEDAVG, loss, step=step)
+        run(f"k{step}", KIN, loss, step=step)
+    run("k1", KIN, None, step=1.0, status="diverged", diverged_at=7)
+    for beta, loss in ((0.5, 0.7), (1.0, 0.6)):
+        run(f"b{beta}", FEDKIN | {"beta": beta}, loss)
+    found = {method.label: method for method in methods(collect(tmp_path))}
+    assert found["FedAvg"].edges == (Edge("local.step_size", 0.3, True),)
+    assert found["Kin"].edges == ()
+    assert found["FedKin"].edges == ()
+    assert {label: method.tried for label, method in found.items()} == {"FedAvg": 2, "Kin": 3, "FedKin": 2}
+
+
+def test_most_seeds_decide_about_an_edge(run: Write, tmp_path: Path) -> None:
+    for seed, best in enumerate((0.1, 0.1, 0.3)):
+        for step in (0.1, 0.3, 1.0):
+            run(f"{seed}-{step}", FEDAVG, 0.5 if step == best else 0.6, step=step, seed=seed)
+    (method,) = methods(collect(tmp_path))
+    assert method.edges == (Edge("local.step_size", 0.1, False),)
+
+
 def test_a_tuned_main_hyper_parameter_and_schedules(run: Write, tmp_path: Path) -> None:
     moving = {"from": 0.5, "to": 1.0, "over": 10, "shape": "cosine"}
     run("a", FEDKIN, 0.5)
@@ -176,10 +199,10 @@ def test_without_alone_there_is_no_comparison(run: Write, tmp_path: Path) -> Non
 
 def test_damaged_lists_of_clients_are_left_out(run: Write, tmp_path: Path) -> None:
     folder = run("a", ALONE, 0.5, own=0.5, tenth=0.1, clients={"a": 0.5})
-    assert client_accuracies(collect(tmp_path)[0]) == {"a": 0.5}
+    assert client_values(collect(tmp_path)[0]) == {"a": 0.5}
     for text in ("{", "[1]\n", '{"client": "a"}\n'):
         (folder / "clients.jsonl").write_text(text)
-        assert client_accuracies(collect(tmp_path)[0]) == {}
+        assert client_values(collect(tmp_path)[0]) == {}
 
 
 # -- the report --------------------------------------------------------------------------------------------------------
@@ -204,7 +227,16 @@ def test_the_terminal_shows_all_runs_unless_all_are_validated(run: Write, tmp_pa
 def test_files(run: Write, tmp_path: Path) -> None:
     write_comparison(run)
     folder = tmp_path / "demo"
-    names = ("report.md", "report.csv", "chosen.csv", "curves.png", "curves.pdf", "chosen.png", "chosen.pdf")
+    names = (
+        "report.html",
+        "report.md",
+        "report.csv",
+        "chosen.csv",
+        "curves.png",
+        "curves.pdf",
+        "chosen.png",
+        "chosen.pdf",
+    )
     assert write(folder) == [folder / name for name in names]
     page = (folder / "report.md").read_text()
     shown = chosen_table(collect(folder))

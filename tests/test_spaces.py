@@ -23,7 +23,7 @@ from fedkin.graph.similarity import build_graph
 from fedkin.models import MLP, Model, Softmax
 from fedkin.types import Tensors
 
-LOCAL = Local(epochs=4, batch_size=4, l2=0.05)
+LOCAL = Local(epochs=4, batch_size=4, l2=0.05, order="fixed")
 MODELS: list[Model] = [Softmax(40, 3), MLP(40, 3, 4)]
 
 
@@ -218,8 +218,8 @@ def test_steps_are_traced_once_unless_the_algorithm_changes() -> None:
 def test_repeated_batches_are_the_same_objects() -> None:
     """Two epochs of two batches: in the first epoch the trail is shorter, then everything repeats."""
     federation = small_federation(features=40, sizes=(6, 5))
-    ready = prepare(federation.train, np.array([0, 1]), federation.classes)
-    per_client = [Local(epochs=3, batch_size=4).batches(n, np.random.default_rng(0)) for n in (6, 5)]
+    ready = prepare(federation.train, np.array([0, 1]), Softmax(40, 3))
+    per_client = [Local(epochs=3, batch_size=4, order="fixed").batches(n, np.random.default_rng(0)) for n in (6, 5)]
     batches = batches_of(ready, per_client)
     assert [b.rows for b in batches] == [slice(0, 4), slice(4, 6)] * 3
     assert [b.reach for b in batches] == [0, 4, 6, 6, 6, 6]
@@ -233,7 +233,7 @@ def test_repeated_batches_are_the_same_objects() -> None:
 def test_a_shuffled_batch_is_not_taken_for_consecutive_rows() -> None:
     """[3, 1, 4] and [3, 4] have the same ends."""
     federation = small_federation(features=40, sizes=(6, 6))
-    ready = prepare(federation.train, np.array([0]), federation.classes)
+    ready = prepare(federation.train, np.array([0]), Softmax(40, 3))
     per_client = [[np.array(b) for b in ([0, 2], [3, 1, 4], [3, 4], [3, 5, 4])]]
     shuffled = batches_of(ready, per_client)
     assert [b.rows if isinstance(b.rows, slice) else b.rows.tolist() for b in shuffled] == [

@@ -11,7 +11,7 @@ PACKAGE = ROOT / "src" / "fedkin"
 # A room imports from those before it only. Nothing imports the last ones: they are leaves.
 ORDER = [
     {"errors", "types"},
-    {"files", "buffers", "output", "imports", "memory"},
+    {"files", "buffers", "output", "imports", "memory", "markup"},
     {"data"},
     {"graph"},
     {"models"},
@@ -21,6 +21,7 @@ ORDER = [
     {"reports"},
     {"flower", "paper", "bench"},
     {"cli", "__init__"},
+    {"__main__"},
 ]
 LEVEL = {room: level for level, rooms in enumerate(ORDER) for room in rooms}
 

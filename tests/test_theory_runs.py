@@ -99,7 +99,7 @@ def test_recording_changes_nothing(digits: Problem) -> None:
     """A recorded run is the same run, up to the rounding of another order of operations."""
     algorithm = FedKin(beta=0.5, step_size=0.01)
     local = fedkin.Local(steps=4, order="shuffled", l2=digits.l2)
-    plain = fedkin.train(digits.federation, algorithm, graph=digits.graph, local=local, rounds=3)
+    plain = fedkin.train(digits.federation, algorithm, graph=digits.graph, weights="adjacency", local=local, rounds=3)
     recorded = trajectory_of(digits, algorithm, 4, 3).models[-1]
     np.testing.assert_allclose(recorded, plain.model.double().numpy(), rtol=1e-5, atol=1e-7)
 
@@ -155,7 +155,7 @@ def test_quadratic_command(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        ("model.kind=mlp", "set model.kind = 'softmax'"),
+        ("model.kind=mlp", "set model.kind = 'linear'"),
         ("algorithm.name=fedsgd", "choose fedavg, fedprox or fedkin"),
         ("take_part=2", "set take_part = 'all'"),
         ("graph.weights=samples", "set graph.weights = 'adjacency'"),

@@ -37,6 +37,12 @@ def federation(nodes, seed=0):
     return fedkin.federate(fedkin.load("digits"), clients=nodes, class_imbalance=10.0, size_imbalance=1.0, seed=seed)
 
 
+def trained(nodes, algorithm, rounds, seed=0):
+    """A run of the in-process engine, with the averaging weights of the paper."""
+    given = {"local": LOCAL, "weights": "adjacency", "rounds": rounds, "seed": seed}
+    return fedkin.train(federation(nodes, seed), algorithm, **given)
+
+
 def on_flower(nodes, rounds, **kind):
     """Seconds of each round except the first, in which the messages are sent."""
     with tempfile.TemporaryDirectory(prefix="fedkin-") as scratch, Loopback(Path(scratch), nodes=nodes, **kind) as link:
@@ -53,7 +59,7 @@ def seconds(rounds):
     """The first table."""
     print("| where | nodes | seconds a round (median) |\n| --- | ---: | ---: |")
     for nodes in (5, 20):
-        result = fedkin.train(federation(nodes), FedKin(step_size=GAMMA, beta=0.5), local=LOCAL, rounds=20)
+        result = trained(nodes, FedKin(step_size=GAMMA, beta=0.5), rounds=20)
         print(f"| in-process engine | {nodes} | {statistics.median(result.seconds[1:]):.3f} |", flush=True)
     for label, nodes, kind in (
         ("Flower simulation (Ray)", 5, {"simulation": True}),
@@ -69,10 +75,7 @@ def halves(seeds, rounds):
     print("\n| u | download a parameter and round | test accuracy | test loss |\n| --- | ---: | ---: | ---: |")
     found = {}
     for kind in (FedKin, HalfKin):
-        runs = [
-            fedkin.train(federation(20, seed), kind(step_size=GAMMA, beta=0.5), local=LOCAL, rounds=rounds, seed=seed)
-            for seed in range(seeds)
-        ]
+        runs = [trained(20, kind(step_size=GAMMA, beta=0.5), rounds, seed) for seed in range(seeds)]
         found[kind] = runs
         bytes_down = {FedKin: "8 bytes", HalfKin: "6 bytes"}[kind]
         accuracy, loss = ([float(getattr(r, q)[-1]) for r in runs] for q in ("test_accuracy", "test_loss"))

@@ -13,6 +13,7 @@ from fedkin.types import Tensors
 class Scaffold(Algorithm):
     """y ← y − γ (∇f(y) − cᵢ + c), cᵢ⁺ = cᵢ − c + (x − y)/(Kγ); x ← x + η Σ pᵢ(yᵢ − x), c ← c + Σ (cᵢ⁺ − cᵢ)/N."""
 
+    plain_steps = True  # (x − y)/(Kγ) is a mean gradient only if steps have their usual length
     server_step: Hyper = 1.0
 
     def start(self, model: Tensor, round: Round) -> ServerState:

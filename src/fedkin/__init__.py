@@ -1,17 +1,24 @@
 """Federated learning for clients whose data differ: clients learn from their kin."""
 
-from fedkin.algorithms import Algorithm, FedAvg, FedKin, FedProx, FedSGD, Kin
-from fedkin.algorithms.local import Local
-from fedkin.algorithms.schedules import Schedule
-from fedkin.data.federation import Clients, Federation
-from fedkin.data.partition import federate, from_clients
-from fedkin.data.sources import Dataset, from_arrays, load
-from fedkin.errors import BadInput
-from fedkin.experiments.results import Result
-from fedkin.experiments.run import run, train
-from fedkin.graph.similarity import SimilarityGraph, build_graph, message
-from fedkin.models import MLP, Model, Module, Softmax, build_model
-from fedkin.reports.plotting import plot
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedkin.algorithms import Algorithm, FedAvg, FedKin, FedProx, FedSGD, Kin
+    from fedkin.algorithms.local import Local
+    from fedkin.algorithms.schedules import Schedule
+    from fedkin.data.client_sources import from_clients, from_folder, from_table
+    from fedkin.data.encoding import Encoding
+    from fedkin.data.federation import Clients, Federation
+    from fedkin.data.partition import federate
+    from fedkin.data.sources import Dataset, from_arrays, load
+    from fedkin.errors import BadInput
+    from fedkin.experiments.loading import load_run
+    from fedkin.experiments.results import Result
+    from fedkin.experiments.run import run, train
+    from fedkin.graph.similarity import SimilarityGraph, build_graph, message
+    from fedkin.models import MLP, Linear, Model, Module, Softmax, build_model
+    from fedkin.reports.plotting import plot
 
 __version__ = "0.1.0"
 
@@ -21,12 +28,14 @@ __all__ = [
     "BadInput",
     "Clients",
     "Dataset",
+    "Encoding",
     "FedAvg",
     "FedKin",
     "FedProx",
     "FedSGD",
     "Federation",
     "Kin",
+    "Linear",
     "Local",
     "Model",
     "Module",
@@ -39,9 +48,64 @@ __all__ = [
     "federate",
     "from_arrays",
     "from_clients",
+    "from_folder",
+    "from_table",
     "load",
+    "load_run",
     "message",
     "plot",
     "run",
     "train",
 ]
+
+# The module of each public name, imported with its first use: PyTorch takes seconds, and `fedkin --help` needs none.
+_MODULES = {
+    "MLP": "models",
+    "Algorithm": "algorithms",
+    "BadInput": "errors",
+    "Clients": "data.federation",
+    "Dataset": "data.sources",
+    "Encoding": "data.encoding",
+    "FedAvg": "algorithms",
+    "FedKin": "algorithms",
+    "FedProx": "algorithms",
+    "FedSGD": "algorithms",
+    "Federation": "data.federation",
+    "Kin": "algorithms",
+    "Linear": "models",
+    "Local": "algorithms.local",
+    "Model": "models",
+    "Module": "models",
+    "Result": "experiments.results",
+    "Schedule": "algorithms.schedules",
+    "SimilarityGraph": "graph.similarity",
+    "Softmax": "models",
+    "build_graph": "graph.similarity",
+    "build_model": "models",
+    "federate": "data.partition",
+    "from_arrays": "data.sources",
+    "from_clients": "data.client_sources",
+    "from_folder": "data.client_sources",
+    "from_table": "data.client_sources",
+    "load": "data.sources",
+    "load_run": "experiments.loading",
+    "message": "graph.similarity",
+    "plot": "reports.plotting",
+    "run": "experiments.run",
+    "train": "experiments.run",
+}
+_FOLDERS = {"algorithms", "data", "engine", "experiments", "graph", "models", "reports"}
+
+
+def __getattr__(name: str) -> Any:
+    """A public name, or a folder of the package such as `fedkin.data`, imported when it is first used."""
+    if name in _FOLDERS:
+        return import_module(f"fedkin.{name}")
+    if name not in _MODULES:
+        raise AttributeError(f"module 'fedkin' has no attribute '{name}'")
+    value = globals()[name] = getattr(import_module(f"fedkin.{_MODULES[name]}"), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_FOLDERS})

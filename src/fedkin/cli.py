@@ -1,12 +1,14 @@
 """The command `fedkin`."""
 
 import errno
+from inspect import unwrap
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import click
 import typer
 import typer.core
+from typer.models import ArgumentInfo
 
 from fedkin.errors import TOO_LARGE, BadInput, is_out_of_memory
 from fedkin.files import writable_file, writable_folder
@@ -33,6 +35,20 @@ class Commands(typer.core.TyperGroup):
             say_error(TOO_LARGE)
         raise typer.Exit(2)
 
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        command = super().get_command(ctx, cmd_name)
+        return command and _with_help_of_arguments(command)
+
+
+def _with_help_of_arguments(command: click.Command) -> click.Command:
+    """Arguments with their help: newer versions of click set it to None after typer has set it."""
+    hints = get_type_hints(unwrap(command.callback), include_extras=True) if command.callback else {}
+    for parameter in command.params:
+        if isinstance(parameter, typer.core.TyperArgument) and parameter.help is None:
+            about = getattr(hints.get(parameter.name or ""), "__metadata__", ())
+            parameter.help = next((one.help for one in about if isinstance(one, ArgumentInfo)), None)
+    return command
+
 
 def _in_a_sentence(error: OSError) -> str:
     """What is wrong with a file, and the way out."""
@@ -48,7 +64,6 @@ app = typer.Typer(
     cls=Commands,
     help="Federated learning for clients whose data differ.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 
@@ -66,6 +81,23 @@ OutOption = Annotated[Path, typer.Option("--out", metavar="DIR", help="Where res
 FreshOption = Annotated[bool, typer.Option("--fresh", help="Do runs again that are already there.")]
 
 
+def _show_version(wanted: bool) -> None:
+    from fedkin import __version__
+
+    if wanted:
+        console().print(f"fedkin {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Options that come before the command."""
+
+
 @app.command()
 def run(
     file: FileArgument = None,
@@ -73,16 +105,48 @@ def run(
     out: OutOption = Path("results"),
     data: DataOption = None,
     fresh: FreshOption = False,
+    track: Annotated[
+        list[str], typer.Option("--track", metavar="NAME", help="Also to tensorboard or mlflow; repeatable.")
+    ] = [],  # noqa: B006 - typer copies it
 ) -> None:
     """Carry out an experiment. Finished runs are kept, interrupted ones continue."""
     from fedkin.experiments import progress
     from fedkin.experiments import run as experiment
+    from fedkin.experiments.tracking import tracked
 
-    with progress.shown(console()) as listener:
+    with progress.shown(console()) as bars, tracked(track, bars) as listener:
         results = experiment.run(file, overrides=settings, out=out, data=data, listener=listener, fresh=fresh)
     folder = results[0].folder
     assert folder is not None
     console().print(f"Results are in {folder.parent}. Compare them: fedkin report {folder.parent}", soft_wrap=True)
+
+
+@app.command("data")
+def show_data(
+    source: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[DIR | FILE | NAME]",
+            help="A folder with a file for each client, a table, an npz file, the name of a data set, or an experiment "
+            "as TOML; none: the embedded experiment.",
+        ),
+    ] = None,
+    target: Annotated[
+        str | None, typer.Option("--target", metavar="COLUMN", help="The column to be predicted.")
+    ] = None,
+    client: Annotated[
+        str | None, typer.Option("--client", metavar="COLUMN", help="In one table, the column that names the client.")
+    ] = None,
+    drop: Annotated[str | None, typer.Option("--drop", metavar="COLUMNS", help="Columns to leave out: 'a, b'.")] = None,
+    settings: SetOption = [],  # noqa: B006 - typer copies it
+    data: DataOption = None,
+) -> None:
+    """Show what was understood of data before anything is trained: clients, target, columns."""
+    from fedkin.reports.data_view import data_views
+
+    given = {key: value for key, value in (("target", target), ("client", client), ("drop", drop)) if value is not None}
+    for view in data_views(source, given, overrides=settings, data=data):
+        console().print(view)
 
 
 @app.command()
@@ -107,17 +171,33 @@ def report(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder with results.")] = Path("results"),
     out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Where to put the files; none: DIR.")] = None,
 ) -> None:
-    """Compare runs: a table, and the curves of loss and accuracy."""
+    """Compare runs: the answer in words, tables, figures, and one page with all of it (report.html)."""
     from fedkin.reports import report as reports
+    from fedkin.reports.page.document import HOW, can_make_page
     from fedkin.reports.runs import collect
 
     runs = collect(folder)
     writable_folder(out or folder)
     for name in dict.fromkeys(r.experiment for r in runs):
-        for table in reports.shown_tables([r for r in runs if r.experiment == name]):
+        peers = [r for r in runs if r.experiment == name]
+        console().print(reports.conclusion_text(peers, console().width))
+        for table in reports.shown_tables(peers):
             console().print(table.rich())
     for path in reports.write(folder, out):
         console().print(f"wrote {path}", soft_wrap=True)
+    if not can_make_page():
+        console().print(f"no report.html: {HOW}", soft_wrap=True)
+
+
+@app.command()
+def watch(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder with results.")] = Path("results"),
+    port: Annotated[int, typer.Option("--port", metavar="N", help="Port on this machine; 0: any.")] = 0,
+) -> None:
+    """Serve the page of `fedkin report` while runs go on, to this machine only. Ctrl-C ends it."""
+    from fedkin.reports.page.server import PageServer, serve_until_stopped
+
+    serve_until_stopped(PageServer(folder, port), lambda words: console().print(words, soft_wrap=True))
 
 
 @app.command()
@@ -140,10 +220,32 @@ def kin(
 
 
 @app.command()
+def export(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")],
+    client: Annotated[
+        str | None, typer.Option("--client", metavar="NAME", help="This client's own model; none: the global model.")
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", help="The own models of all clients, a file each.")] = False,
+    layout: Annotated[str, typer.Option("--format", metavar="FORMAT", help="safetensors, pt or onnx.")] = "safetensors",
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="PATH", help="File, or folder with --all; none: RUN/export.")
+    ] = None,
+) -> None:
+    """Write a trained model as a file that other programs load."""
+    from fedkin.experiments.exporting import export_run
+
+    for line in export_run(folder, client, layout, out, every=every):
+        console().print(line, soft_wrap=True)
+
+
+@app.command()
 def bench(
     what: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[WORKLOAD | speed | threads | growth] …", help="None: the speed of all workloads."),
+        typer.Argument(
+            metavar="[WORKLOAD | speed | threads | growth | kin | evaluation] …",
+            help="None: the speed of all workloads.",
+        ),
     ] = None,
     repeat: Annotated[int, typer.Option("--repeat", metavar="N", help="Turns of each competitor.")] = 7,
     threads: Annotated[int | None, typer.Option("--threads", metavar="N", help="None: as many as cores.")] = None,
@@ -252,7 +354,7 @@ def reproduce(
 
 
 def main() -> None:
-    """Run the command."""
+    """Run the command. The installed command calls it through `fedkin.__main__`."""
     prepare_streams()
     show_warnings()
-    app()
+    app(prog_name="fedkin")

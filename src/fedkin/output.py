@@ -73,7 +73,15 @@ def _encodable(error: UnicodeError) -> tuple[str, int]:
 
 
 # One character for one, so that tables stay aligned: dashes, signs, blocks of histograms, the spinner.
-SUBSTITUTES = [("[‐-―─-╿]", "-"), ("[▀-▟]", "#"), ("[⠀-⣿·]", "*"), ("[×✗]", "x"), ("[±✓]", "+"), ("≤", "<"), ("≥", ">")]
+SUBSTITUTES = [
+    ("[‐-―−─-╿]", "-"),
+    ("[▀-▟]", "#"),
+    ("[⠀-⣿·]", "*"),
+    ("[×✗]", "x"),
+    ("[±✓]", "+"),
+    ("≤", "<"),
+    ("≥", ">"),
+]
 
 
 def _substitute(character: str) -> str:
@@ -94,11 +102,16 @@ def console() -> Console:
     return Console(width=None if sys.stdout.isatty() else 160, markup=False, highlight=False, emoji=False)
 
 
+def error_console() -> Console:
+    """A console on standard error, without markup."""
+    return Console(stderr=True, markup=False, highlight=False, emoji=False)
+
+
 def say_error(sentence: str) -> None:
     """One sentence on standard error, on one line whatever characters are in it."""
     line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in sentence)
     with contextlib.suppress(OSError):  # it cannot be said: the exit code still tells
-        Console(stderr=True, markup=False, highlight=False, emoji=False).print(f"fedkin: {line}", soft_wrap=True)
+        error_console().print(f"fedkin: {line}", soft_wrap=True)
 
 
 def show_warnings() -> None:

@@ -6,7 +6,7 @@ from flwr.app import Context
 
 from fedkin import Federation, Softmax, federate, load
 
-MODEL = Softmax(features=64, classes=10)
+MODEL = Softmax(features=64, outputs=10)
 
 
 @cache
