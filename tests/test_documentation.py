@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 
 from fedkin import cli
 from fedkin.experiments.grid import plans
+from fedkin.reports.page.server import PageServer
 from pages import PAGES, ROOT, Block, blocks, inline_commands, unfenced_commands
 
 MOST_ROUNDS = ["--set", "rounds=2"]  # appended to `fedkin run` where the page says nothing else
@@ -34,7 +35,13 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name, value in (("HOME", tmp_path), ("XDG_CACHE_HOME", tmp_path / "cache"), ("HF_HUB_OFFLINE", 1)):
         monkeypatch.setenv(name, str(value))
     monkeypatch.delenv("FEDKIN_DATA", raising=False)
+    monkeypatch.setattr(PageServer, "serve_forever", interrupted)  # `fedkin watch` has no other end
     return tmp_path
+
+
+def interrupted(*_: object, **__: object) -> None:
+    """Ctrl-C at once."""
+    raise KeyboardInterrupt
 
 
 # -- a block -----------------------------------------------------------------------------------------------------------
