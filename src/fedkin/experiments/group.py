@@ -12,7 +12,7 @@ once, in the same group.
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from fedkin.data.card import DataCard
 from fedkin.data.measure import measure_in
@@ -73,7 +73,7 @@ class Lane:
         personal = simulation.algorithm.at(state.round).is_personal and not diverged
         if personal and is_kept(self.plan.config.keep, clients * size):
             self.folder.write_own(((who, models[0]) for who, models in models_of(simulation, state)), clients, size)
-        card = replace(DataCard.of(simulation.federation), personal=personal)
+        card = DataCard.of(simulation.federation, personal=personal)
         self.folder.finish(summary, state.model, table, kin, card)
         self.ended = Result(self.plan.name, self.settings, self.done, summary, state.model, self.folder.path)
 

@@ -124,12 +124,12 @@ def train(
 def _trained(simulation: Simulation, state: State) -> Trained:
     """The models of a run in memory; those of the clients are computed when they are asked for."""
     personal = simulation.algorithm.at(state.round).is_personal
-    card = replace(DataCard.of(simulation.federation), personal=personal)
+    card = DataCard.of(simulation.federation, personal=personal)
 
     def own(client: int) -> Tensor:
         return own_model(simulation, state, client)
 
-    return Trained(simulation.model, card, state.model, own if personal else None)
+    return Trained(simulation.model, card, state.model, own if card.personal else None)
 
 
 def run(
