@@ -66,7 +66,7 @@ class Lane:
         table: list[Record] = []
         kin = None
         if not diverged:
-            found = predictions(simulation, state)
+            found = predictions(simulation, state, self.plan.config.tuning)
             summary |= score_summary(simulation, found)
             table, kin = client_table(simulation, state, found), kin_graph(simulation, state)
         clients, size = len(simulation.federation.train), simulation.model.size
@@ -137,6 +137,7 @@ def run_group(group: Sequence[Lane], listener: Listener) -> None:
                 state,
                 evaluate=is_evaluated(state.round, config.evaluate_every, rounds),
                 training=config.evaluate == "all",
+                tuning=config.tuning,
             )
         else:
             new = []  # interrupted between the last checkpoint and the result

@@ -134,6 +134,16 @@ class Run:
         return self._last("final_own_worst_decile", "own_worst_decile")
 
     @property
+    def tuned_value(self) -> float:
+        """The main measure of the models that clients use, after fine-tuning, on their own testing samples."""
+        return self._last(f"final_tuned_test_{self.measure.name}", f"tuned_test_{self.measure.name}")
+
+    @property
+    def tuned_worst_decile(self) -> float:
+        """The same of the worst tenth of the clients."""
+        return self._last("final_tuned_worst_decile", "tuned_worst_decile")
+
+    @property
     def used_value(self) -> float:
         """The main measure of the models that clients use: their own if they have any, else the global one."""
         return self.final_value if math.isnan(own := self.own_value) else own
