@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 # Settings by which a partition makes clients.
 DIVISION = {
     f"partition.{key}"
-    for key in ("clients", "class_imbalance", "size_imbalance", "scheme", "mixes", "clusters", "group")
+    for key in ("clients", "class_imbalance", "size_imbalance", "scheme", "mixes", "clusters", "group", "groups")
 }
 
 
