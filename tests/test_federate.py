@@ -103,7 +103,7 @@ def test_the_first_groups_divide_their_own_samples(tmp_path: Path) -> None:
     """Writers 2 and 7 of 2, 7 and 10; a quarter of their samples is for testing, none of the file's part."""
     writers = np.array([10, 2, 7, 7] * 4)
     x, y = np.arange(16.0)[:, None], np.arange(16) % 2
-    arrays = {"x_train": x, "y_train": y, "writer_train": writers, "hand_train": np.arange(16)}
+    arrays: dict[str, Any] = {"x_train": x, "y_train": y, "writer_train": writers, "hand_train": np.arange(16)}
     np.savez(tmp_path / "forms.npz", x_test=-x, y_test=y, writer_test=writers + 1, **arrays)
     data = load("forms", tmp_path, within="writer", groups=2, own_test=True, test=0.25)
     federation = federate(data, group="writer", preprocess="none")

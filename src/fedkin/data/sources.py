@@ -61,8 +61,8 @@ def load(
     if name == "digits":
         with resources.as_file(resources.files("fedkin") / "data" / "digits.npz") as path:
             arrays = read_npz(path)
-        how = {"seed": seed, "test": test, "within": within}  # these images are not grouped
-        return from_arrays(arrays["x"].astype(np.float32) / 16, arrays["y"], name=name, task=task, **how)
+        x = arrays["x"].astype(np.float32) / 16
+        return from_arrays(x, arrays["y"], name=name, task=task, seed=seed, test=test, within=within)
     cache = _cache_dir()
     if data_dir is None:
         data_dir = Path(given) if (given := os.environ.get("FEDKIN_DATA")) else cache
