@@ -67,6 +67,8 @@ VALID: dict[str, st.SearchStrategy[Any]] = {
     "checkpoint_every": st.integers(1, 3),
     "evaluate_every": st.integers(1, 3),
     "evaluate": st.sampled_from(["all", "test"]),
+    "fine_tune": st.integers(0, 2),
+    "fine_tune_step": st.sampled_from([0.1, 1]),
     "keep": st.sampled_from(["auto", "all", "model"]),
     "local.optimizer": st.sampled_from(["sgd", "momentum", "adam"]),
     "local.momentum": st.sampled_from([0, 0.5, 0.99]),

@@ -14,11 +14,12 @@ from conftest import small_federation
 from fedkin.algorithms import ALGORITHMS, Algorithm, FedAvg, FedKin, FedProx, FedSGD, Round, algorithm_named
 from fedkin.algorithms.local import Local
 from fedkin.algorithms.schedules import Schedule
-from fedkin.engine.simulation import Simulation, State
+from fedkin.engine.simulation import Simulation
 from fedkin.errors import BadInput
 from fedkin.graph.similarity import SimilarityGraph, build_graph
 from fedkin.models import Softmax
 from fedkin.types import Tensors
+from loops import played
 
 
 def simulation(algorithm: Algorithm, **settings: Any) -> Simulation:
@@ -27,13 +28,6 @@ def simulation(algorithm: Algorithm, **settings: Any) -> Simulation:
     local = Local(epochs=2, batch_size=4, l2=0.01, order="fixed")
     made = Simulation(federation, Softmax(5, 3), algorithm, graph, graph.degrees, local, seed=1)
     return replace(made, **settings)
-
-
-def played(simulation: Simulation, rounds: int = 3) -> State:
-    state = simulation.start()
-    for _ in range(rounds):
-        state = simulation.advance(state)
-    return state
 
 
 # --- by hand ---------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from fedkin.algorithms.local import Local
 from fedkin.algorithms.schedules import Schedule
 from fedkin.engine import cohorts
 from fedkin.engine.lanes import together
-from fedkin.engine.simulation import Simulation, State
+from fedkin.engine.simulation import Simulation
 from fedkin.engine.spaces.samples import Samples
 from fedkin.graph.similarity import build_graph
 from fedkin.models import MLP, Layer, Model, Softmax
@@ -27,6 +27,7 @@ pytest.importorskip("numba")
 
 from fedkin.engine.spaces import kernels
 from fedkin.engine.spaces.compiled import Compiled
+from loops import played
 
 # Some below what is worth it, some that fill their batches and panels, some that do not.
 SIZES = (70, 130, 64, 64, 20, 101)
@@ -48,13 +49,6 @@ def simulation(algorithm: Algorithm, local: Local = LOCAL, classes: int = 4, **o
     federation = small_federation(SIZES, features=150, classes=classes)
     graph = build_graph(federation)
     return Simulation(federation, Softmax(150, classes), algorithm, graph, graph.degrees, local, seed=3, **other)
-
-
-def played(run: Simulation, rounds: int = 3) -> State:
-    state = run.start()
-    for _ in range(rounds):
-        state = run.advance(state)
-    return state
 
 
 def spaces(run: Simulation) -> set[type]:

@@ -25,7 +25,7 @@ PUBLISHED = {
     "controls": ("15b19814b70e", "370361fb9b2f"),
     "curves": ("bb6e80999227", "211645e208c8"),
     "epochs": ("c3c6d6f664cd", "00a7ae710c07"),
-    "kin": ("ff39f70c8f91", "190b051e3e6f"),
+    "kin": ("746b0624a9d9", "190b051e3e6f"),
     "kinship": ("b9f5ea6ed763", "a4ef526c4679"),
     "misalignment": ("f00c4cf61040", "3b6425a47b80"),
     "published": ("11342d2756d7", "883fcf33f40b"),

@@ -17,11 +17,12 @@ from fedkin.algorithms.schedules import Schedule
 from fedkin.data.federation import Federation
 from fedkin.engine.cohorts import samples_pay
 from fedkin.engine.metrics import measure
-from fedkin.engine.simulation import Simulation, State
+from fedkin.engine.simulation import Simulation
 from fedkin.engine.spaces.samples import Samples
 from fedkin.errors import BadInput
 from fedkin.graph.similarity import SimilarityGraph, build_graph
 from fedkin.models import MLP, Model, Module, Softmax
+from loops import played
 
 ALGORITHMS = [FedAvg(step_size=0.3), FedProx(alpha=0.7, step_size=0.3), FedKin(beta=0.4, step_size=0.3)]
 
@@ -29,13 +30,6 @@ ALGORITHMS = [FedAvg(step_size=0.3), FedProx(alpha=0.7, step_size=0.3), FedKin(b
 def simulation(federation: Federation, model: Model, algorithm: Algorithm, local: Local, **other: Any) -> Simulation:
     graph = build_graph(federation)
     return Simulation(federation, model, algorithm, graph, graph.degrees, local, seed=3, **other)
-
-
-def played(simulation: Simulation, rounds: int = 3) -> State:
-    state = simulation.start()
-    for _ in range(rounds):
-        state = simulation.advance(state)
-    return state
 
 
 def assert_same(run: Simulation, rounds: int = 3) -> None:

@@ -1,5 +1,6 @@
 """Federations from data sets, groups and existing clients."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ from fedkin.data.client_sources import from_clients
 from fedkin.data.partition import SCHEMES, by_group, federate
 from fedkin.data.sources import Dataset, from_arrays, load
 from fedkin.errors import BadInput
+from fedkin.experiments.config import Experiment, validated
 from small_data import entropy, labels_of
 
 every_scheme = pytest.mark.parametrize("scheme", sorted(SCHEMES))
@@ -95,6 +97,41 @@ def test_groups_are_paired_by_name() -> None:
         assert (federation.test.names, federation.paired) == (names, paired)
         if paired:
             assert federation.test.x.ravel().tolist() == [1, 3, 0, 2]
+
+
+def test_the_first_groups_divide_their_own_samples(tmp_path: Path) -> None:
+    """Writers 2 and 7 of 2, 7 and 10; a quarter of their samples is for testing, none of the file's part."""
+    writers = np.array([10, 2, 7, 7] * 4)
+    x, y = np.arange(16.0)[:, None], np.arange(16) % 2
+    arrays: dict[str, Any] = {"x_train": x, "y_train": y, "writer_train": writers, "hand_train": np.arange(16)}
+    np.savez(tmp_path / "forms.npz", x_test=-x, y_test=y, writer_test=writers + 1, **arrays)
+    data = load("forms", tmp_path, within="writer", groups=2, own_test=True, test=0.25)
+    federation = federate(data, group="writer", preprocess="none")
+    assert federation.paired
+    assert federation.train.names == federation.test.names == ("2", "7")
+    assert (federation.train.sizes.tolist(), federation.test.sizes.tolist()) == ([3, 6], [1, 2])
+    found = [
+        np.concatenate([part.x[part.rows(i)].ravel() for part in (federation.train, federation.test)]) for i in (0, 1)
+    ]
+    assert [sorted(own.tolist()) for own in found] == [[1, 5, 9, 13], [2, 3, 6, 7, 10, 11, 14, 15]]
+    assert (data.groups_test["hand"] == data.x_test.ravel()).all(), "other groups go along"
+    np.savez(tmp_path / "chosen.npz", **{key[:-6]: array[writers < 10] for key, array in arrays.items()})
+    same = load("chosen", tmp_path, within="writer", test=0.25)
+    assert np.array_equal(same.x_test, data.x_test), "as if the file had only these samples"
+
+
+def test_the_first_groups_of_both_parts(tmp_path: Path) -> None:
+    """The testing part keeps the samples of the same groups, whether they are numbers or text; that of others stays."""
+    x, y, writers = np.arange(6.0)[:, None], np.arange(6) % 2, np.array([10, 2, 7, 10, 2, 7])
+    for name, tested, kept in (("same", writers.astype(str), [1, 2, 4, 5]), ("others", writers + 20, [*range(6)])):
+        np.savez(tmp_path / f"{name}.npz", x_train=x, y_train=y, x_test=x, y_test=y, w_train=writers, w_test=tested)
+        data = load(name, tmp_path, within="w", groups=2)
+        assert data.x_train.ravel().tolist() == [1, 2, 4, 5]
+        assert data.x_test.ravel().tolist() == kept
+    with pytest.raises(BadInput, match=r"same has 3 groups by w: lower partition.groups = 4"):
+        load("same", tmp_path, within="w", groups=4)
+    with pytest.raises(BadInput, match=r"partition.own_test is about clients by a group .*: set partition.group"):
+        validated(Experiment, {"partition": {"own_test": True}})
 
 
 def test_bad_groups() -> None:

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 import fedkin
 from fedkin import FedAvg, Federation, Local
+from fedkin.algorithms import IFCA, Alone
 from fedkin.errors import BadInput
 from fedkin.flower import Strategy, client_app, initial_arrays, measured
 from fedkin.models import CROSS_ENTROPY, Logistic, Squared, build_model, loss_for
@@ -87,3 +89,30 @@ def test_a_module_for_numbers() -> None:
 
     result = strategy.start(Direct(app, range(2)), ArrayRecord(net.state_dict()), 20, 0.2)
     assert float(result.arrays["weight"].numpy()[0, 0]) == pytest.approx(2, abs=0.05)
+
+
+class SignStep(FedAvg):
+    """A step that is no linear combination."""
+
+    def step(self, w: Any, got: Any, memory: Any, gradient: Any) -> Any:
+        return w - self.step_size * torch.sign(gradient(w)), memory
+
+
+def test_adam_is_refused_before_any_node_is_asked() -> None:
+    """The sentence is that of the engine; algorithms with linear steps, with memory or kin, are not concerned."""
+    made = federation("binary")
+    model = build_model(made)
+    rows = made.train.rows
+
+    def data(context: Context) -> tuple[Tensor, Tensor]:
+        client = int(context.node_config["partition-id"])
+        return made.train.x[rows(client)], made.train.y[rows(client)]
+
+    grid = Direct(client_app(model, data), range(5))
+    local = Local(epochs=1, optimizer="adam")
+    with pytest.raises(BadInput, match=r"that of SignStep does more: set local.optimizer = 'sgd' or 'momentum'"):
+        Strategy(SignStep(step_size=0.01), local, min_nodes=5).start(grid, initial_arrays(model), 1, 0.2)
+    assert grid.questions == []
+    assert Strategy(SignStep(step_size=0.01), min_nodes=5).start(grid, initial_arrays(model), 1, 0.2).arrays
+    for algorithm in (FedAvg(), fedkin.FedKin(kappa=1.0, kin="updates"), Alone(), IFCA(), fedkin.Kin()):
+        Strategy(algorithm, local, min_nodes=5)._check_steps(torch.zeros(1, model.size))

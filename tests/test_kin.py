@@ -25,6 +25,7 @@ from fedkin.errors import BadInput
 from fedkin.graph.kin import in_both, kin_rows, strongest
 from fedkin.graph.similarity import SimilarityGraph, build_graph
 from fedkin.types import Floats
+from loops import played
 
 LOCAL = Local(epochs=3, batch_size=8, l2=0.01, order="fixed")
 CLIENTS, CLASSES, FEATURES = 20, 4, 12
@@ -53,13 +54,6 @@ def simulation(algorithm: Algorithm, federation: Federation | None = None, **oth
     p = np.linspace(1, 2, CLIENTS) / 30
     settings = {"local": LOCAL, "seed": 3, **other}
     return Simulation(federation, Softmax(FEATURES, CLASSES), algorithm, build_graph(federation), p, **settings)
-
-
-def played(run: Simulation, rounds: int = 3) -> State:
-    state = run.start()
-    for _ in range(rounds):
-        state = run.advance(state)
-    return state
 
 
 def accuracy(run: Simulation, rounds: int = 16) -> float:

@@ -18,7 +18,7 @@ from fedkin.engine import lanes
 from fedkin.engine.cohorts import Steps
 from fedkin.engine.local_work import SampleLosses
 from fedkin.engine.metrics import score
-from fedkin.engine.simulation import Simulation, State
+from fedkin.engine.simulation import Simulation
 from fedkin.errors import BadInput
 from fedkin.graph.similarity import build_graph
 from fedkin.models import (
@@ -34,6 +34,7 @@ from fedkin.models import (
     build_model,
     loss_of,
 )
+from loops import played
 
 LOSSES: list[Loss] = [CROSS_ENTROPY, Logistic(), Squared(3.0)]
 OUTPUTS = {CrossEntropy: 4, Logistic: 1, Squared: 1}
@@ -145,13 +146,6 @@ def simulated(kind: str, model: str, features: int, algorithm: Algorithm, local:
     graph = build_graph(federation)
     built = build_model(federation, model, hidden=4) if model == "mlp" else build_model(federation, model)
     return Simulation(federation, built, algorithm, graph, graph.degrees, local, seed=3)
-
-
-def played(run: Simulation, rounds: int = 3) -> State:
-    state = run.start()
-    for _ in range(rounds):
-        state = run.advance(state)
-    return state
 
 
 @pytest.mark.parametrize("kind", ["classes", "binary", "number"])

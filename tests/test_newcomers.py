@@ -22,7 +22,8 @@ from fedkin.engine.simulation import Simulation, State
 from fedkin.experiments.rounds import play
 from fedkin.experiments.tensor_files import read_tensors
 from fedkin.graph.similarity import SimilarityGraph
-from test_kin import CLIENTS, LOCAL, in_kinds, played, simulation
+from loops import played
+from test_kin import CLIENTS, LOCAL, in_kinds, simulation
 
 NEWCOMERS = (2, 7, 11, 16)
 BY_UPDATES = FedKin(step_size=0.1, beta=1.0, kappa=1.0, kin="updates", neighbours=4)

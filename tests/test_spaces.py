@@ -15,13 +15,14 @@ from fedkin.algorithms import Algorithm, FedAvg, FedKin, FedProx, Gradient, Vect
 from fedkin.algorithms.local import Local
 from fedkin.algorithms.schedules import Schedule
 from fedkin.engine.lanes import together
-from fedkin.engine.simulation import Simulation, State
+from fedkin.engine.simulation import Simulation
 from fedkin.engine.spaces.combination import Combination
 from fedkin.engine.spaces.prepared import GramBatch, batches_of, prepare
 from fedkin.engine.spaces.samples import Fresh, Samples
 from fedkin.graph.similarity import build_graph
 from fedkin.models import MLP, Model, Softmax
 from fedkin.types import Tensors
+from loops import played
 
 LOCAL = Local(epochs=4, batch_size=4, l2=0.05, order="fixed")
 MODELS: list[Model] = [Softmax(40, 3), MLP(40, 3, 4)]
@@ -31,13 +32,6 @@ def simulation(algorithm: Algorithm, local: Local = LOCAL, model: Model = MODELS
     federation = small_federation(features=40, **other)
     graph = build_graph(federation)
     return Simulation(federation, model, algorithm, graph, graph.degrees, local, seed=3)
-
-
-def played(simulation: Simulation, rounds: int = 3) -> State:
-    state = simulation.start()
-    for _ in range(rounds):
-        state = simulation.advance(state)
-    return state
 
 
 def assert_plain(run: Simulation, rounds: int = 3) -> None:

@@ -29,7 +29,7 @@ from fedkin.algorithms.family import FedAvg, FedKin, FedProx, FedSGD
 from fedkin.algorithms.kin import Kin
 from fedkin.algorithms.lanes import Lanes
 from fedkin.algorithms.local import Local
-from fedkin.algorithms.personal import IFCA, Alone, FineTuned
+from fedkin.algorithms.personal import IFCA, Alone, FineTuned, Tuning
 from fedkin.algorithms.registry import ALGORITHMS, algorithm_named, label_of, name_of
 from fedkin.algorithms.rounds import Round
 from fedkin.algorithms.rows import ClientRows
@@ -55,6 +55,7 @@ __all__ = [
     "Round",
     "Schedule",
     "ServerState",
+    "Tuning",
     "Vector",
     "Vectors",
     "algorithm_named",

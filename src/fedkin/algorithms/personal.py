@@ -32,6 +32,29 @@ class Alone(Algorithm):
         return memory["own"]
 
 
+@dataclass(frozen=True)
+class Tuning:
+    """Fine-tuning of any model on a client's own samples: w ← w − σγ ∇fᵢ(w) for a number of epochs.
+
+    epochs  e ≥ 1
+    step    σ, the step size in units of γ
+    """
+
+    epochs: int = 5
+    step: Hyper = 1.0
+
+    def __post_init__(self) -> None:
+        check_range(self.step, "the step of fine-tuning", above=0)
+        if self.epochs < 1:
+            raise BadInput(f"{self.epochs} epochs of fine-tuning are out of range: give at least 1")
+
+    def of(self, step_size: Hyper, local: Local) -> tuple[Algorithm, Local]:
+        """The algorithm that tunes, and its local training, where clients train with step size γ."""
+        tuning = object.__new__(FedAvg)  # in lanes the product is a tensor, which was checked entry by entry
+        object.__setattr__(tuning, "step_size", step_size * self.step)
+        return tuning, replace(local, epochs=self.epochs, steps=None)
+
+
 @dataclass(frozen=True, kw_only=True)
 class FineTuned(FedAvg):
     """FedAvg; before it uses the global model, each client takes `tuning_epochs` epochs from it on its own samples.
@@ -50,9 +73,7 @@ class FineTuned(FedAvg):
             raise BadInput(f"tuning_epochs = {self.tuning_epochs} is out of range: it must be at least 1")
 
     def adaptation(self, local: Local) -> tuple[Algorithm, Local]:
-        tuning = object.__new__(FedAvg)  # in lanes the product is a tensor, which was checked entry by entry
-        object.__setattr__(tuning, "step_size", self.step_size * self.tuning_step)
-        return tuning, replace(local, epochs=self.tuning_epochs, steps=None)
+        return Tuning(self.tuning_epochs, self.tuning_step).of(self.step_size, local)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,8 +9,10 @@ import re
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -121,16 +123,16 @@ def peak_memory() -> int:
     return most if sys.platform == "darwin" else most << 10
 
 
-def _main() -> None:
-    """Measure one number of clients and print the record."""
+def print_record(measure: Callable[..., Any], **arguments: type) -> None:
+    """Measure with the arguments of the command line and print the record, a dataclass: all that a process does."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("clients", type=int)
-    parser.add_argument("absent", choices=ABSENT)
+    for name, kind in arguments.items():
+        parser.add_argument(name, type=kind)
     parser.add_argument("--threads", type=int, required=True)
-    asked = parser.parse_args()
-    torch.set_num_threads(asked.threads)
-    print(json.dumps(asdict(measure_clients(asked.clients, asked.absent))))
+    asked = vars(parser.parse_args())
+    torch.set_num_threads(asked.pop("threads"))
+    print(json.dumps(asdict(measure(**asked))))
 
 
 if __name__ == "__main__":
-    _main()
+    print_record(measure_clients, clients=int, absent=str)

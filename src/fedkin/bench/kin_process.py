@@ -3,18 +3,16 @@
 `python -m fedkin.bench.kin_process CLIENTS FEATURES --threads N` prints one line of JSON.
 """
 
-import argparse
-import json
 import statistics
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from fedkin.algorithms import Kin, Local, Round
 from fedkin.algorithms.kinship import learn_directions
-from fedkin.bench.growth_process import SAMPLES, TAKE_PART, peak_memory
+from fedkin.bench.growth_process import SAMPLES, TAKE_PART, peak_memory, print_record
 from fedkin.bench.workloads import CLASSES, SEED, synthetic_federation
 from fedkin.data.federation import Federation, from_rows
 from fedkin.engine.own import kin_graph
@@ -109,15 +107,5 @@ def search_seconds(state: State, replies: dict[str, torch.Tensor], everyone: Rou
     return time.perf_counter() - began
 
 
-def _main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("clients", type=int)
-    parser.add_argument("features", type=int)
-    parser.add_argument("--threads", type=int, required=True)
-    asked = parser.parse_args()
-    torch.set_num_threads(asked.threads)
-    print(json.dumps(asdict(measure_kin(asked.clients, asked.features))))
-
-
 if __name__ == "__main__":
-    _main()
+    print_record(measure_kin, clients=int, features=int)

@@ -23,9 +23,10 @@ class DataCard:
 
     shape         of one sample: (channels, height, width) for images, (D,) for feature vectors
     classes       K, the number of classes
-    shift, scale  the preprocessing: x = (raw − shift) / scale, each (D,) float32
+    shift, scale  the preprocessing: x = (raw − shift) / scale, each (D,) float32, or (C, D) if each client has its own
     whole         whether the raw features are integers other than pixels, such as tokens
-    clients       names of the training clients: their numbers from 0 if they have no names
+    clients       names of the training clients, or of those that have a preprocessing of their own: their numbers
+                  from 0 if they have no names
     personal      whether clients use models of their own
     target        what is predicted
     encoding      how rows of a table become features; None if the clients' data are arrays
@@ -42,17 +43,26 @@ class DataCard:
     encoding: Encoding | None = None
 
     @classmethod
-    def of(cls, federation: Federation) -> "DataCard":
-        """The card of a federation."""
-        names = federation.train.names or tuple(str(i) for i in range(len(federation.train)))
-        shift, scale = federation.shift.cpu(), federation.scale.cpu()
-        about = federation.shape, federation.classes, shift, scale, federation.whole, names
-        return cls(*about, target=federation.target, encoding=federation.encoding)
+    def of(cls, federation: Federation, *, personal: bool) -> "DataCard":
+        """The card of a federation whose training clients use models of their own, or the global one."""
+        # Pooled samples belong to no client, but testing clients still have the preprocessing of their own.
+        is_of_training = federation.paired or federation.own_scales is None
+        clients = federation.train if is_of_training else federation.test
+        names = clients.names or tuple(str(i) for i in range(len(clients)))
+        shift, scale = federation.own_scales or (federation.shift, federation.scale)
+        about = federation.shape, federation.classes, shift.cpu(), scale.cpu(), federation.whole, names
+        personal = personal and is_of_training
+        return cls(*about, personal, target=federation.target, encoding=federation.encoding)
 
     @property
     def features(self) -> int:
         """D, the number of features of a sample."""
-        return len(self.shift)
+        return self.shift.shape[-1]
+
+    @property
+    def is_by_client(self) -> bool:
+        """Whether each client has a preprocessing of its own."""
+        return self.shift.dim() == 2
 
     @property
     def outputs(self) -> int:
@@ -74,17 +84,31 @@ class DataCard:
         some = ", ".join(self.clients[:5]) + (", …" if len(self.clients) > 5 else "")
         raise BadInput(f"there is no client {client!r}: give one of the {len(self.clients)} clients, {some}")
 
-    def prepared(self, x: Any) -> Tensor:
+    def preprocessing(self, client: str | int | None = None) -> tuple[Tensor, Tensor]:
+        """Shift and scale, (D,) each, of a client's samples; without a client, those that all have in common."""
+        number = None if client is None else self.number(client)
+        if not self.is_by_client:
+            return self.shift, self.scale
+        if number is None:
+            raise BadInput(
+                "every client of this run has standardised its features by itself (data.preprocess = 'by client'): "
+                "name the client whose samples they are, or train with data.preprocess = 'standardise' to serve others"
+            )
+        return self.shift[number], self.scale[number]
+
+    def prepared(self, x: Any, client: str | int | None = None) -> Tensor:
         """Preprocessed rows (N, D) from raw samples.
 
-        x  arrays as `from_arrays` takes them, or flat rows (N, D); if the clients' data are tables, a data frame, or
-           arrays or lists by column name, or encoded rows (N, D)
+        x       arrays as `from_arrays` takes them, or flat rows (N, D); if the clients' data are tables, a data frame,
+                or arrays or lists by column name, or encoded rows (N, D)
+        client  whose samples they are, for a preprocessing of its own
         """
+        shift, scale = self.preprocessing(client)
         is_table = self.encoding is not None and not isinstance(x, np.ndarray | Tensor | list)
         raw = self.encoding.transform(x) if is_table and self.encoding is not None else self._raw(x)
         if not np.isfinite(raw).all():
             raise BadInput("the samples contain NaN or infinite values: clean them first")
-        return (torch.from_numpy(raw) - self.shift) / self.scale
+        return (torch.from_numpy(raw) - shift) / scale
 
     def _raw(self, x: Any) -> NDArray[np.float32]:
         array = np.asarray(x.detach().cpu() if isinstance(x, Tensor) else x)

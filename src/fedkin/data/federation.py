@@ -3,7 +3,7 @@
 The samples of all clients are in one array, ordered by client, with an array of offsets: ragged, without padding.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -101,6 +101,8 @@ class Federation:
     whole        whether the raw features are integers other than pixels, such as tokens
     target       what is predicted
     encoding     how rows of a table become features; None if the clients' data are arrays
+    own_scales   shift and scale of each testing client, (C, D) each, if clients have standardised their features by
+                 themselves; for `shift` and `scale` the raw features are those after it
     """
 
     train: Clients
@@ -118,6 +120,7 @@ class Federation:
     whole: bool = False
     target: Target = NUMBERED
     encoding: Encoding | None = None
+    own_scales: tuple[Tensor, Tensor] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         for part, clients in (("training", self.train), ("testing", self.test)):
@@ -197,7 +200,8 @@ class Federation:
     @property
     def integers(self) -> Tensor | None:
         """The samples with the smallest and the largest number if all are unchanged integers, (2, D); else None."""
-        if not self.whole or bool(self.shift.any()) or bool((self.scale != 1).any()):
+        changed = bool(self.shift.any()) or bool((self.scale != 1).any()) or self.own_scales is not None
+        if not self.whole or changed:
             return None
         parts = [part.x for part in (self.train, self.test, self.validation) if part is not None and len(part.x)]
         least = min((x[int(x.min(dim=1).values.argmin())] for x in parts), key=lambda row: float(row.min()))
@@ -231,7 +235,14 @@ class Federation:
             validation=move(self.validation) if self.validation is not None else None,
             shift=self.shift.to(device),
             scale=self.scale.to(device),
+            own_scales=self._own_scales(lambda each: each.to(device)),
         )
+
+    def _own_scales(self, changed: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor] | None:
+        if self.own_scales is None:
+            return None
+        shift, scale = self.own_scales
+        return changed(shift), changed(scale)
 
     def relabelled(self, order: Sequence[int]) -> "Federation":
         """The same federation with its training clients in another order; what belongs to them moves along."""
@@ -243,6 +254,7 @@ class Federation:
             kinds=tuple(self.kinds[i] for i in order) if self.kinds is not None else None,
             angles=tuple(self.angles[i] for i in order) if self.angles is not None else None,
             newcomers=tuple(new for new, old in enumerate(order) if old in self.newcomers),
+            own_scales=self._own_scales(lambda each: each[list(order)]) if self.paired else self.own_scales,
         )
 
     def held_out(self, share: float, seed: int = 0) -> "Federation":
@@ -264,7 +276,8 @@ class Federation:
         """The same federation with every client's features standardised by its own training samples.
 
         Mean 0 and deviation 1 of each feature at each client; a feature that is constant there becomes 0. Validation
-        and testing samples of a client get the same transform. The features before it are not kept.
+        and testing samples of a client get the same transform, which is kept as `own_scales`: with the shift s and the
+        scale c before it, x = (raw − s)/c becomes (x − m)/d = (raw − (s + c m)) / (c d).
         """
         if not self.paired:
             raise BadInput(
@@ -281,10 +294,11 @@ class Federation:
         shift = means(self.train.x)
         scale = means((self.train.x.double() - shift[owner]).square()).sqrt()
         scale[scale < 1e-6 * shift.abs().clamp(min=1.0)] = 1.0  # constant up to rounding
+        shift, scale = shift.float(), scale.float()  # as they are saved: predictions repeat the same arithmetic
 
         def changed(clients: Clients) -> Clients:
             of = np.repeat(np.arange(len(clients)), clients.sizes)
-            return replace(clients, x=((clients.x.double() - shift[of]) / scale[of]).float())
+            return replace(clients, x=(clients.x - shift[of]) / scale[of])
 
         return replace(
             self,
@@ -293,6 +307,7 @@ class Federation:
             validation=changed(self.validation) if self.validation is not None else None,
             shift=torch.zeros_like(self.shift),
             scale=torch.ones_like(self.scale),
+            own_scales=(self.shift + self.scale * shift, self.scale * scale),
         )
 
     def with_newcomers(self, share: float, seed: int = 0) -> "Federation":

@@ -31,6 +31,8 @@ def load(
     task: str = "auto",
     test: float = 0.2,
     within: str | None = None,
+    groups: int = 0,
+    own_test: bool = False,
 ) -> Dataset:
     """A data set from an npz file, or by name: `digits mnist fashion_mnist femnist cifar10 cifar100`.
 
@@ -44,8 +46,10 @@ def load(
 
     task          what `y` is: `classes`, `binary`, `regression`, or `auto`, which decides by its values
     test, within  the share of the testing part that is split off, and the group within which; see `from_arrays`
+    groups        only the samples of so many values of this group, the first ones in their order (0: all)
+    own_test      leave the file's testing part out and split one off from the training part, as if there were none
     """
-    part: dict[str, Any] = {"seed": seed, "test": test, "within": within}
+    part: dict[str, Any] = {"seed": seed, "test": test, "within": within, "groups": groups, "own_test": own_test}
     if str(source).lower().endswith(".npz"):
         path = expanded(Path(source))
         if not path.exists():
@@ -57,7 +61,8 @@ def load(
     if name == "digits":
         with resources.as_file(resources.files("fedkin") / "data" / "digits.npz") as path:
             arrays = read_npz(path)
-        return from_arrays(arrays["x"].astype(np.float32) / 16, arrays["y"], name=name, task=task, **part)
+        x = arrays["x"].astype(np.float32) / 16
+        return from_arrays(x, arrays["y"], name=name, task=task, seed=seed, test=test, within=within)
     cache = _cache_dir()
     if data_dir is None:
         data_dir = Path(given) if (given := os.environ.get("FEDKIN_DATA")) else cache
@@ -105,10 +110,14 @@ def read_npz(path: Path) -> dict[str, Array]:
     return {key: array for key, array in arrays.items() if isinstance(array, np.ndarray)}
 
 
-def _from_npz(path: Path, name: str, **how: Any) -> Dataset:
+def _from_npz(
+    path: Path, name: str, *, within: str | None = None, groups: int = 0, own_test: bool = False, **how: Any
+) -> Dataset:
     arrays = read_npz(path)
     if "x_train" not in arrays and "x" in arrays:
         arrays = {key if key.endswith("_train") else f"{key}_train": array for key, array in arrays.items()}
+    if own_test:
+        arrays = {key: array for key, array in arrays.items() if not key.endswith("_test")}
     for part in ("train", "test"):
         present = {key for key in (f"x_{part}", f"y_{part}") if key in arrays}
         if len(present) == 1 or (part == "train" and not present):
@@ -118,7 +127,7 @@ def _from_npz(path: Path, name: str, **how: Any) -> Dataset:
                 "x_test y_test (or x y alone)"
             )
 
-    def groups(part: str) -> dict[str, Array]:
+    def origins(part: str) -> dict[str, Array]:
         end = f"_{part}"
         length = arrays[f"y{end}"].shape if f"y{end}" in arrays else None
         return {
@@ -127,6 +136,8 @@ def _from_npz(path: Path, name: str, **how: Any) -> Dataset:
             if key.endswith(end) and key not in (f"x{end}", f"y{end}") and array.shape == length
         }
 
+    if groups and within in origins("train"):
+        arrays = _of_first_groups(arrays, within, groups, name)
     x, x_test = arrays["x_train"], arrays.get("x_test")
     if name.startswith("femnist") and x.dtype == np.uint8 and x.size and x.mean() > 127:
         x, x_test = 255 - x, None if x_test is None else 255 - x_test
@@ -135,8 +146,23 @@ def _from_npz(path: Path, name: str, **how: Any) -> Dataset:
         arrays["y_train"],
         x_test,
         arrays.get("y_test"),
-        groups=groups("train"),
-        groups_test=groups("test"),
+        groups=origins("train"),
+        groups_test=origins("test"),
         name=name,
+        within=within,
         **how,
     )
+
+
+def _of_first_groups(arrays: dict[str, Array], key: str, count: int, name: str) -> dict[str, Array]:
+    """The samples of the first values of a group; a testing part that has none of its values stays as it is."""
+    values = np.unique(arrays[f"{key}_train"])
+    if count > len(values):
+        raise BadInput(f"{name} has {len(values):,} groups by {key}: lower partition.groups = {count}, or leave it out")
+    kept = dict(arrays)
+    for end in ("_train", "_test"):
+        if (own := arrays.get(f"{key}{end}")) is None or not np.isin(own.astype(str), values.astype(str)).any():
+            continue
+        rows = np.isin(own.astype(str), values[:count].astype(str))
+        kept |= {of: array[rows] for of, array in arrays.items() if of.endswith(end) and len(array) == len(own)}
+    return kept

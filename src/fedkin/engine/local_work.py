@@ -1,5 +1,6 @@
 """Local training of clients: the loop over local steps, in any space."""
 
+import contextlib
 from collections.abc import Collection
 from typing import Any
 
@@ -51,6 +52,24 @@ def script_of(
     script = Script(algorithm, local, device)
     walk(algorithm, script, received, memory, steps)
     return script
+
+
+def two_steps(
+    algorithm: Algorithm, local: Local, device: torch.device, received: Collection[str], memory: Collection[str]
+) -> Script | None:
+    """The trace of two steps; None if a step uses more than + and − of vectors and × by scalars.
+
+    Adam's roots are left out of it. Errors in a step are suppressed here; `Plain` raises them again.
+    """
+    with contextlib.suppress(Exception):
+        return script_of(algorithm, without_roots(local), device, received, memory, 2)
+    return None
+
+
+def without_roots(local: Local) -> Local:
+    """What matters for a trace of any length, with plain steps in place of Adam's."""
+    optimizer = "momentum" if local.optimizer == "momentum" else "sgd"
+    return Local(optimizer=optimizer, momentum=local.momentum, weight_decay=local.weight_decay)
 
 
 def batches_of_client(local: Local, samples: int, seed: int, round: int, client: int) -> list[Integers]:

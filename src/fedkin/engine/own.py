@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from scipy.sparse import csr_array, vstack
 
-from fedkin.algorithms import Round, ServerState
+from fedkin.algorithms import Round, ServerState, Tuning
 from fedkin.data.federation import Clients
 from fedkin.engine.metrics import Scores, score
 from fedkin.engine.simulation import Simulation, State
@@ -15,19 +15,24 @@ from fedkin.types import Integers, Record
 # Number of clients whose models are in memory at once.
 CLIENTS = 256
 
+# What newcomers' models are called in records, by what those of the other clients are called.
+OF_NEWCOMERS = {"own_test": "newcomer_test", "tuned_test": "newcomer_tuned"}
 
-def own_models(simulation: Simulation, state: State) -> list[Record]:
+
+def own_models(simulation: Simulation, state: State, tuning: Tuning | None = None) -> list[Record]:
     """The record of the models that clients use, for each lane.
 
-    own_test_*, own_worst_decile  of personal models on their clients' own testing samples
-    validation_*                  on the validation samples, if there are any; of the global model if there are no
-                                  personal ones
-    newcomer_test_*               of newcomers' personal models on their own testing samples
-    newcomer_global_*             of the global model on these samples
+    own_test_*, own_worst_decile      of personal models on their clients' own testing samples
+    tuned_test_*, tuned_worst_decile  of the models that clients use after fine-tuning, if there is `tuning`
+    validation_*                      on the validation samples, if there are any; of the global model if there are no
+                                      personal ones
+    newcomer_test_*                   of newcomers' personal models on their own testing samples
+    newcomer_tuned_*                  of the models that newcomers use after fine-tuning
+    newcomer_global_*                 of the global model on these samples
 
     * is `loss` or the name of the main measure, `accuracy` or `mse`; of newcomers there is only the latter.
 
-    The first two are of all clients but newcomers. Empty if there is nothing to measure: testing samples belong to
+    The first three are of all clients but newcomers. Empty if there is nothing to measure: testing samples belong to
     training clients only in a paired federation.
     """
     federation, lanes = simulation.federation, state.model.reshape(-1, state.model.shape[-1])
@@ -42,16 +47,18 @@ def own_models(simulation: Simulation, state: State) -> list[Record]:
         found = own_scores(simulation, state, parts)
     else:
         found = {name: score(simulation.model, lanes, clients) for name, clients in parts.items()}
+    if tuning is not None and federation.paired:
+        found |= own_scores(simulation, state, {"tuned_test": federation.test}, tuning)
     measure = simulation.model.loss.measure.name
     records: list[Record] = [{} for _ in lanes]
     for name, scores in found.items():
         for record, each in zip(records, scores, strict=True):
             one = each.of(trained)
             record |= {f"{name}_loss": one.loss, f"{name}_{measure}": one.value}
-            if name == "own_test":
-                record["own_worst_decile"] = one.worst_decile
+            if (of_whom := OF_NEWCOMERS.get(name)) is not None:
+                record[f"{name.removesuffix('test')}worst_decile"] = one.worst_decile
                 if len(newcomers):
-                    record[f"newcomer_test_{measure}"] = each.of(newcomers).value
+                    record[f"{of_whom}_{measure}"] = each.of(newcomers).value
     if len(newcomers) and federation.paired:
         for record, one in zip(
             records, score(simulation.model, lanes, federation.test.reordered(newcomers.tolist())), strict=True
@@ -60,12 +67,14 @@ def own_models(simulation: Simulation, state: State) -> list[Record]:
     return records if any(records) else []
 
 
-def own_scores(simulation: Simulation, state: State, parts: dict[str, Clients]) -> dict[str, list[Scores]]:
+def own_scores(
+    simulation: Simulation, state: State, parts: dict[str, Clients], tuning: Tuning | None = None
+) -> dict[str, list[Scores]]:
     """Loss and main measure of every client's model on its own samples, for each part and lane."""
     found: dict[str, list[tuple[torch.Tensor, torch.Tensor]]] = {name: [] for name in parts}
     seen: list[int] = []
     target_loss = simulation.model.loss
-    for who, models in models_of(simulation, state):
+    for who, models in models_of(simulation, state, tuning=tuning):
         seen += who.tolist()
         for place, client in enumerate(who.tolist()):
             for name, clients in parts.items():
@@ -111,10 +120,13 @@ def own_model(simulation: Simulation, state: State, client: int) -> torch.Tensor
     return models[0, 0]
 
 
-def models_of(simulation: Simulation, state: State, only: int | None = None) -> Iterator[tuple[Integers, torch.Tensor]]:
-    """Personal models in blocks of clients: client indices (m,) and models (L, m, P). Newcomers come last.
+def models_of(
+    simulation: Simulation, state: State, only: int | None = None, tuning: Tuning | None = None
+) -> Iterator[tuple[Integers, torch.Tensor]]:
+    """Models that clients use in blocks of clients: client indices (m,) and models (L, m, P). Newcomers come last.
 
-    A newcomer has kept nothing from earlier rounds. If the algorithm needs that, the newcomer works one round first.
+    They are personal ones or the global one, after fine-tuning if there is `tuning`. A newcomer has kept nothing from
+    earlier rounds. If the algorithm needs that, the newcomer works one round first.
     """
     algorithm = simulation.algorithm.at(state.round)
     for round, server, new in _blocks(simulation, state, only):
@@ -123,9 +135,11 @@ def models_of(simulation: Simulation, state: State, only: int | None = None) -> 
         if new and memory:
             _, kept, _ = simulation.work(algorithm, algorithm.work(simulation.local), round, got, memory)
             memory |= kept
-        models = algorithm.own(got, memory)
-        if (adaptation := algorithm.adaptation(simulation.local)) is not None:
-            other, local = adaptation
+        models = algorithm.own(got, memory) if algorithm.is_personal else round.spread(state.server["model"])
+        adaptations = [algorithm.adaptation(simulation.local)]
+        if tuning is not None:
+            adaptations.append(tuning.of(algorithm.step_size, simulation.local))
+        for other, local in filter(None, adaptations):
             replies, _, _ = simulation.work(other, local, round, {"model": models}, {})
             models = replies["model"]
         yield round.who, models if models.dim() == 3 else models[None]

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from scipy.stats import rankdata
 from torch import Tensor
 
+from fedkin.algorithms import Tuning
 from fedkin.data.federation import Clients, Federation
 from fedkin.data.target import Target
 from fedkin.engine.metrics import rows_at_once
@@ -120,20 +121,26 @@ def area(scores: Floats, positive: Numbers) -> float:
     return float((rankdata(scores)[positive].sum() - many * (many + 1) / 2) / pairs) if pairs else math.nan
 
 
-def predictions(simulation: Simulation, state: State) -> dict[str, Predictions]:
-    """Of the `global` model and, if clients use models of their own, of their `own`, on the testing samples."""
+def predictions(simulation: Simulation, state: State, tuning: Tuning | None = None) -> dict[str, Predictions]:
+    """Of the `global` model and, on testing samples of a paired federation, of the clients' `own` and `tuned` models.
+
+    `own` is there if clients use models of their own, `tuned` if there is a fine-tuning of the models they use.
+    """
     model, clients = simulation.model, simulation.federation.test
     samples, size = len(clients.y), rows_at_once(model, clients.x.shape[1])
     spans = [slice(first, min(first + size, samples)) for first in range(0, samples, size)]
     everyone = _predicted(simulation, [(model.scores(state.model[None], clients.x[rows])[0], rows) for rows in spans])
     found = {"global": everyone}
-    if simulation.federation.paired and simulation.algorithm.at(state.round).is_personal:
+    if not simulation.federation.paired:
+        return found
+    wanted = {"own": None} if simulation.algorithm.at(state.round).is_personal else {}
+    for which, how in (wanted | ({"tuned": tuning} if tuning is not None else {})).items():
         pieces = [
             (model.scores(models[:, place], clients.x[rows := clients.rows(client)])[0], rows)
-            for who, models in models_of(simulation, state)
+            for who, models in models_of(simulation, state, tuning=how)
             for place, client in enumerate(who.tolist())
         ]
-        found["own"] = _predicted(simulation, pieces)
+        found[which] = _predicted(simulation, pieces)
     return found
 
 
@@ -168,12 +175,12 @@ def score_summary(simulation: Simulation, found: dict[str, Predictions]) -> Reco
 
 
 def client_table(simulation: Simulation, state: State, found: dict[str, Predictions]) -> list[Record]:
-    """For each client of a paired federation: samples, kind, scores of the global and of its own model, and notes."""
+    """For each client of a paired federation: samples, kind, scores of the global and of its own models, and notes."""
     federation = simulation.federation
     if not federation.paired:
         return []
-    everyone = found["global"].by_client()
-    own = found["own"].by_client() if "own" in found else everyone
+    scores = {which: of.by_client() for which, of in found.items()}
+    scores = {"global": scores["global"], "own": scores["global"], **scores}
     decided = client_notes(simulation, state)
     names = federation.train.names or tuple(str(i) for i in range(len(federation.train)))
     return [
@@ -185,8 +192,7 @@ def client_table(simulation: Simulation, state: State, found: dict[str, Predicti
             **({"kind": federation.kinds[i]} if federation.kinds is not None else {}),
             **({"angle": federation.angles[i]} if federation.angles is not None else {}),
             **({"newcomer": True} if i in federation.newcomers else {}),
-            **{f"global_{score}": value for score, value in everyone[i].items()},
-            **{f"own_{score}": value for score, value in own[i].items()},
+            **{f"{which}_{score}": value for which, of in scores.items() for score, value in of[i].items()},
             **(decided[i] if decided else {}),
         }
         for i, (name, main) in enumerate(zip(names, _main_classes(federation), strict=True))

@@ -7,7 +7,6 @@ tensors, and the engine does not depend on the algorithm.
 Clients are processed in cohorts (`fedkin.engine.cohorts`), each in the space in which its steps are fastest.
 """
 
-import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -24,7 +23,7 @@ from fedkin.algorithms.rounds import PURPOSES
 from fedkin.buffers import room
 from fedkin.data.federation import Federation
 from fedkin.engine.cohorts import Cohort, Steps, Where, cohorts_of
-from fedkin.engine.local_work import SampleLosses, batches_of_client, script_of, take_steps
+from fedkin.engine.local_work import SampleLosses, batches_of_client, script_of, take_steps, two_steps, without_roots
 from fedkin.engine.optimizers import check_optimizer, refuse_adam
 from fedkin.engine.spaces.fused import Fused
 from fedkin.engine.spaces.plain import Plain, is_run
@@ -262,20 +261,10 @@ class Simulation:
         return cohorts_of(sizes, self.federation.features, steps)
 
     def _tried(self, algorithm: Algorithm, local: Local, received: Any, memory: Any) -> Script | None:
-        """The trace of two steps; None if a step uses more than + and − of vectors and × by scalars.
-
-        Adam's roots are left out of it.
-
-        Errors in a step are suppressed here; `Plain` raises them again.
-        """
-        optimizer = "momentum" if local.optimizer == "momentum" else "sgd"
-        like = Local(optimizer=optimizer, momentum=local.momentum, weight_decay=local.weight_decay)
-        names = set(received), set(memory), like
+        """The trace of two steps, see `two_steps`. It is cached until the algorithm or the names change."""
+        names = set(received), set(memory), without_roots(local)
         if not (self._trial and self._trial[0][0] is algorithm and self._trial[0][1] == names):
-            script: Script | None = None
-            with contextlib.suppress(Exception):
-                script = script_of(algorithm, like, self.device, received, memory, 2)
-            self._trial[:] = [(algorithm, names, script)]
+            self._trial[:] = [(algorithm, names, two_steps(algorithm, local, self.device, received, memory))]
         found: Script | None = self._trial[0][2]
         return found
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from fedkin.algorithms import Algorithm, algorithm_named
+from fedkin.algorithms import Algorithm, Tuning, algorithm_named
 from fedkin.algorithms.base import is_hyper
 from fedkin.algorithms.local import Local
 from fedkin.algorithms.schedules import Schedule
@@ -271,6 +271,8 @@ class Experiment(Section):
     checkpoint_every  maximum number of rounds between checkpoints, which are at most about 30 seconds apart
     evaluate_every    rounds between measurements; the last round is always measured
     evaluate          clients at which the global model is measured: all, or test ones only
+    fine_tune         epochs of fine-tuning after which the model of each client is measured, too (0: it is not)
+    fine_tune_step    its step size in units of local.step_size
     keep              what stays after the last round: the global model alone (`model`), with the last checkpoint and
                       the clients' own models (`all`), or these if they are not too large (`auto`)
     """
@@ -285,6 +287,8 @@ class Experiment(Section):
     checkpoint_every: int = Field(default=10, ge=1, le=MOST)
     evaluate_every: int = Field(default=1, ge=1, le=MOST)
     evaluate: Literal["all", "test"] = "all"
+    fine_tune: int = Field(default=0, ge=0, le=MOST)
+    fine_tune_step: float = Field(default=1.0, gt=0, allow_inf_nan=False)
     keep: Literal["auto", "all", "model"] = "auto"
     data: DataSection = DataSection()
     partition: Partition = Partition()
@@ -324,6 +328,11 @@ class Experiment(Section):
         self.algorithm.build(self.local.step_size)
         self.local.work()
         return self
+
+    @property
+    def tuning(self) -> Tuning | None:
+        """The fine-tuning after which the clients' models are measured, too."""
+        return Tuning(self.fine_tune, self.fine_tune_step) if self.fine_tune else None
 
     def goal(self, measure: Measure) -> float | None:
         """The threshold for the main measure: a mean squared error has none but what the user sets."""

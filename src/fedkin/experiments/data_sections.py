@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from fedkin.data.client_sources import TableOptions, is_of_clients
 from fedkin.errors import BadInput
@@ -65,6 +65,9 @@ class Partition(Section):
     mixes            how class mixes are sampled, `paper` or `published` (default: as the scheme)
     clusters         number of clusters of clients, each with classes that no other cluster has (0: none)
     group            natural partition by a group key of the data, such as writer, instead of the above
+    groups           with a group: only so many of its values, the first ones in their order (0: all)
+    own_test         with a group: every client keeps a share of its own samples for testing, and the testing part of
+                     the source is not used
     kinds            number of groups of clients that differ from each other (0: none)
     kind_shares      relative sizes of these groups in one string, such as "0.5, 0.3, 0.2" (default: equal)
     differ           how groups differ: images `rotated`, labels `permuted`, or `classes` of their own; `angles`: no
@@ -86,6 +89,8 @@ class Partition(Section):
     mixes: Literal["paper", "published"] | None = None
     clusters: int = Field(default=0, ge=0, le=MOST)
     group: str | None = None
+    groups: int = Field(default=0, ge=0, le=MOST)
+    own_test: bool = False
     kinds: int = Field(default=0, ge=0, le=MOST)
     kind_shares: str = ""
     differ: Literal["rotated", "permuted", "classes", "angles"] = "rotated"
@@ -106,6 +111,13 @@ class Partition(Section):
                 "'0.5, 0.3, 0.2', because a list makes a grid"
             ) from None
         return text
+
+    @model_validator(mode="after")
+    def _of_groups(self) -> "Partition":
+        if self.group is None and (self.groups or self.own_test):
+            wrong = "groups" if self.groups else "own_test"
+            raise BadInput(f"partition.{wrong} is about clients by a group of the data: set partition.group, too")
+        return self
 
     @property
     def shares(self) -> tuple[float, ...]:

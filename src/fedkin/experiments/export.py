@@ -43,21 +43,22 @@ def export_model(
     """Write a model of a run to a file.
 
     layout  `safetensors`, `pt` or `onnx`
-    client  name or number of a client that has a model of its own (None: the global model)
+    client  name or number of a client that has a model or a preprocessing of its own (None: the global model)
     config  settings of the run, for the metadata
     """
     if layout not in LAYOUTS:
         raise BadInput(f"there is no format '{layout}'{nearest(layout, LAYOUTS)}")
     writable_file(path, "--out")
-    module = trained.module(client).eval()
     name = None if client is None else trained.card.clients[trained.card.number(client)]
-    write_atomically(path, LAYOUTS[layout](trained, module, about_model(trained, name, config)))
+    parts = preprocessing_of(trained, client)
+    module = trained.module(client).eval()
+    write_atomically(path, LAYOUTS[layout](trained, module, parts, about_model(trained, name, config)))
     return path
 
 
 def about_model(trained: Trained, client: str | None, config: Mapping[str, Any]) -> Record:
     """What a file says of its model: how it is built, what it takes, and the settings of the run."""
-    tokens = trained.input_dtype == torch.int64
+    tokens = _takes_tokens(trained)
     return {
         "module": trained.module_code,
         "client": client,
@@ -80,17 +81,22 @@ def output_words(trained: Trained) -> str:
     return "a score for each class; softmax gives probabilities"
 
 
-def preprocessing_of(trained: Trained) -> Tensors:
+def preprocessing_of(trained: Trained, client: str | int | None) -> Tensors:
     """Shift and scale in the shape of a sample; none for tokens, which stay as they are."""
-    if trained.input_dtype == torch.int64:
+    if _takes_tokens(trained):
         return {}
-    shape = trained.input_shape
-    return {"shift": trained.card.shift.reshape(shape), "scale": trained.card.scale.reshape(shape)}
+    names = ("shift", "scale")
+    values = trained.card.preprocessing(client)
+    return {name: value.reshape(trained.input_shape) for name, value in zip(names, values, strict=True)}
 
 
-def _as_safetensors(trained: Trained, module: nn.Module, about: Record) -> bytes:
+def _takes_tokens(trained: Trained) -> bool:
+    return trained.input_dtype == torch.int64
+
+
+def _as_safetensors(trained: Trained, module: nn.Module, parts: Tensors, about: Record) -> bytes:
     tensors = {name: value.detach().clone().contiguous() for name, value in module.state_dict().items()}
-    for name, value in preprocessing_of(trained).items():
+    for name, value in parts.items():
         if PREPROCESSING_NAMES[name] in tensors:
             raise BadInput(
                 f"the module has a tensor '{PREPROCESSING_NAMES[name]}', which is the name of the preprocessing: "
@@ -100,20 +106,21 @@ def _as_safetensors(trained: Trained, module: nn.Module, about: Record) -> bytes
     return bytes(save(tensors, {"format": "pt", "fedkin": as_json(about)}))
 
 
-def _as_pt(trained: Trained, module: nn.Module, about: Record) -> bytes:
+def _as_pt(trained: Trained, module: nn.Module, parts: Tensors, about: Record) -> bytes:
     file = io.BytesIO()
     plain = json.loads(as_json(about))  # types that `torch.load` reads without running any code
-    torch.save({"state_dict": module.state_dict(), **preprocessing_of(trained), "about": plain}, file)
+    owned = {name: value.clone() for name, value in parts.items()}  # a view would be saved with all clients' numbers
+    torch.save({"state_dict": module.state_dict(), **owned, "about": plain}, file)
     return file.getvalue()
 
 
-def _as_onnx(trained: Trained, module: nn.Module, about: Record) -> bytes:
+def _as_onnx(trained: Trained, module: nn.Module, parts: Tensors, about: Record) -> bytes:
     try:
         import onnx  # noqa: F401 - an extra
         import onnxscript  # noqa: F401
     except ImportError:
         raise BadInput("ONNX needs two more packages: pip install 'fedkin[onnx]'") from None
-    if parts := preprocessing_of(trained):
+    if parts:
         module = PreparedModule(module, parts["shift"], parts["scale"]).eval()
     example = torch.zeros(2, *trained.input_shape, dtype=trained.input_dtype)
     before = logging.root.manager.disable
@@ -144,7 +151,7 @@ def _as_onnx(trained: Trained, module: nn.Module, about: Record) -> bytes:
     return bytes(model.SerializeToString())
 
 
-LAYOUTS: dict[str, Callable[[Trained, nn.Module, Record], bytes]] = {
+LAYOUTS: dict[str, Callable[[Trained, nn.Module, Tensors, Record], bytes]] = {
     "safetensors": _as_safetensors,
     "pt": _as_pt,
     "onnx": _as_onnx,
@@ -153,7 +160,7 @@ LAYOUTS: dict[str, Callable[[Trained, nn.Module, Record], bytes]] = {
 
 def loading_lines(trained: Trained, path: Path, layout: str) -> list[str]:
     """Lines of Python that load an exported file and compute the scores of raw samples x, without fedkin."""
-    prepared = "(x - shift) / scale" if preprocessing_of(trained) else "x"
+    prepared = "x" if _takes_tokens(trained) else "(x - shift) / scale"
     if layout == "onnx":
         return [f'session = onnxruntime.InferenceSession("{path}")', 'scores = session.run(None, {"x": x})[0]']
     if layout == "pt":
@@ -162,7 +169,7 @@ def loading_lines(trained: Trained, path: Path, layout: str) -> list[str]:
         prepared = prepared.replace("shift", 'saved["shift"]').replace("scale", 'saved["scale"]')
     else:
         lines, weights = [f'tensors = safetensors.torch.load_file("{path}")'], "tensors"
-        if preprocessing_of(trained):
+        if not _takes_tokens(trained):
             names = (f'tensors.pop("{name}")' for name in PREPROCESSING_NAMES.values())
             lines.append(f"shift, scale = {', '.join(names)}")
     build = f"net = {trained.module_code}"

@@ -19,7 +19,7 @@ def export_run(
         raise BadInput("--client and --all contradict each other: give one of them")
     run = load_run(folder)
     trained, place = run.trained, (run.folder or folder) / "export"
-    if (every or client is not None) and not trained.is_personal:
+    if (every or client is not None) and not trained.differs:
         raise BadInput(f"the clients of {folder} use the global model: leave out --client and --all")
     if every:
         target = writable_folder(out or place)

@@ -12,7 +12,7 @@ once, in the same group.
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from fedkin.data.card import DataCard
 from fedkin.data.measure import measure_in
@@ -66,14 +66,14 @@ class Lane:
         table: list[Record] = []
         kin = None
         if not diverged:
-            found = predictions(simulation, state)
+            found = predictions(simulation, state, self.plan.config.tuning)
             summary |= score_summary(simulation, found)
             table, kin = client_table(simulation, state, found), kin_graph(simulation, state)
         clients, size = len(simulation.federation.train), simulation.model.size
         personal = simulation.algorithm.at(state.round).is_personal and not diverged
         if personal and is_kept(self.plan.config.keep, clients * size):
             self.folder.write_own(((who, models[0]) for who, models in models_of(simulation, state)), clients, size)
-        card = replace(DataCard.of(simulation.federation), personal=personal)
+        card = DataCard.of(simulation.federation, personal=personal)
         self.folder.finish(summary, state.model, table, kin, card)
         self.ended = Result(self.plan.name, self.settings, self.done, summary, state.model, self.folder.path)
 
@@ -137,6 +137,7 @@ def run_group(group: Sequence[Lane], listener: Listener) -> None:
                 state,
                 evaluate=is_evaluated(state.round, config.evaluate_every, rounds),
                 training=config.evaluate == "all",
+                tuning=config.tuning,
             )
         else:
             new = []  # interrupted between the last checkpoint and the result

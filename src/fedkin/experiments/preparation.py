@@ -63,8 +63,7 @@ class Preparation:
             if section.has_clients:
                 self._dataset = (key, read_clients(section.source, section.table_options()))
             else:
-                how: dict[str, Any] = {"test": config.partition.test, "within": config.partition.group}
-                how |= {"seed": config.seed, "task": section.task}
+                how: dict[str, Any] = {"within" if k == "group" else k: v for k, v in _loading(config).items()}
                 self._dataset = (key, sources.load(section.source, self.data, **how))
         return self._dataset[1]
 
@@ -81,7 +80,7 @@ class Preparation:
         self._dataset = None  # the federation has its own copy
         federation = federate(
             dataset,
-            **split.model_dump(exclude={"kind_shares", "validation", "test"}),
+            **split.model_dump(exclude={"kind_shares", "validation", "test", "groups", "own_test"}),
             kind_shares=split.shares,
             validation=validation_share(config),
             preprocess=config.data.preprocess,
@@ -125,8 +124,14 @@ def model_of(data: Data, section: ModelSection, beside: Path | None = None) -> M
 
 def _origin_key(config: Experiment) -> Any:
     """What the loaded data depend on: clients with samples of their own divide them later."""
-    section, split = config.data, config.partition
-    return section if section.has_clients else (section.source, section.task, split.test, split.group, config.seed)
+    section = config.data
+    return section if section.has_clients else (section.source, *_loading(config).values())
+
+
+def _loading(config: Experiment) -> dict[str, Any]:
+    """Settings of the partition and others that matter when a data set is loaded."""
+    split = config.partition.model_dump(include={"test", "group", "groups", "own_test"})
+    return {**split, "seed": config.seed, "task": config.data.task}
 
 
 def validation_share(config: Experiment) -> float:

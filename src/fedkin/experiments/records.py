@@ -388,7 +388,7 @@ def summarise(records: list[Record], threshold: float | None, spaces: Mapping[st
         **{
             f"final_{key}": value
             for key, value in records[-1].items()
-            if key.startswith(("own_", "validation_", "newcomer_"))
+            if key.startswith(("own_", "tuned_", "validation_", "newcomer_"))
         },
         **exchanged(records),
         "seconds": round(sum(r["seconds"] for r in records), 3),

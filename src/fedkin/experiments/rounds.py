@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import torch
 
-from fedkin.algorithms import Lanes
+from fedkin.algorithms import Lanes, Tuning
 from fedkin.algorithms.rows import lane_of
 from fedkin.engine import metrics
 from fedkin.engine.own import own_models
@@ -15,13 +15,20 @@ from fedkin.types import Record
 
 
 def play(
-    group: Simulation, l2: Sequence[float], state: State, *, evaluate: bool = True, training: bool = True
+    group: Simulation,
+    l2: Sequence[float],
+    state: State,
+    *,
+    evaluate: bool = True,
+    training: bool = True,
+    tuning: Tuning | None = None,
 ) -> tuple[State, list[Record]]:
     """Run one round of a group of runs. Returns the new state and the record of each run.
 
     l2        λ of each run, for the penalty in its loss
     evaluate  whether anything is measured; a model that is no longer finite always is
     training  whether training clients are measured, too
+    tuning    fine-tuning after which the models that clients use are measured, too
 
     `seconds` in a record is the time of the round divided by the number of runs.
     """
@@ -31,7 +38,7 @@ def play(
     measured: list[Record] = [{} for _ in l2]
     if evaluate:
         measured = [*metrics.measure(group.model, models, group.federation, l2, training=training)]
-        for record, own in zip(measured, own_models(group, state), strict=False):
+        for record, own in zip(measured, own_models(group, state, tuning), strict=False):
             record |= own
     else:
         for lane in torch.nonzero(~torch.isfinite(models).all(dim=1)).flatten().tolist():

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedkin.algorithms import Algorithm, Local, label_of, name_of
+from fedkin.algorithms import Algorithm, Local, Tuning, label_of, name_of
 from fedkin.algorithms.registry import settings_of
 from fedkin.data.card import DataCard
 from fedkin.data.federation import Federation
@@ -51,6 +51,8 @@ def train(
     seed: int = 0,
     evaluate_every: int = 1,
     evaluate: str = "all",
+    fine_tune: int = 0,
+    fine_tune_step: float = 1.0,
     on_round: Callable[[Record], object] | None = None,
     progress: bool | None = None,
 ) -> Result:
@@ -66,6 +68,8 @@ def train(
                     reported
     evaluate_every  rounds between measurements; the last round is always measured
     evaluate        clients at which the global model is measured: `all`, or `test` ones only
+    fine_tune       epochs of fine-tuning after which the model of each client is measured, too (0: it is not)
+    fine_tune_step  its step size in units of that of the algorithm
     on_round        called with the record of every round
     progress        whether a bar is shown (None: on a terminal, if training takes longer than two seconds)
 
@@ -88,12 +92,14 @@ def train(
     state = simulation.start()
     if evaluate not in ("all", "test") or evaluate_every < 1:
         raise BadInput("evaluate is 'all' or 'test', and evaluate_every at least 1: choose one of these")
+    tuning = Tuning(fine_tune, fine_tune_step) if fine_tune else None
     first = first_losses(simulation, state.model, [simulation.local.l2])
     name, hyper = name_of(algorithm), settings_of(algorithm)
     with round_bar(label_of(name), rounds, progress) as shown:
         while state.round < rounds and not (done and has_diverged(done[-1])):
             measured, training = is_evaluated(state.round, evaluate_every, rounds), evaluate == "all"
-            state, (record,) = play(simulation, [simulation.local.l2], state, evaluate=measured, training=training)
+            how: dict[str, Any] = {"evaluate": measured, "training": training, "tuning": tuning}
+            state, (record,) = play(simulation, [simulation.local.l2], state, **how)
             done.append(record)
             if watched(state, rounds) and (said := growth_of(simulation, state, first, [done])[0]):
                 record["warning"] = said
@@ -117,19 +123,19 @@ def train(
     }
     summary = {"algorithm": name, "hyperparameters": hyper, **records.summarise(done, threshold, state.spaces)}
     if summary["status"] == "finished":
-        summary |= score_summary(simulation, predictions(simulation, state))
+        summary |= score_summary(simulation, predictions(simulation, state, tuning))
     return Result(label_of(name), config, done, summary, state.model, live=_trained(replace(simulation), state))
 
 
 def _trained(simulation: Simulation, state: State) -> Trained:
     """The models of a run in memory; those of the clients are computed when they are asked for."""
     personal = simulation.algorithm.at(state.round).is_personal
-    card = replace(DataCard.of(simulation.federation), personal=personal)
+    card = DataCard.of(simulation.federation, personal=personal)
 
     def own(client: int) -> Tensor:
         return own_model(simulation, state, client)
 
-    return Trained(simulation.model, card, state.model, own if personal else None)
+    return Trained(simulation.model, card, state.model, own if card.personal else None)
 
 
 def run(

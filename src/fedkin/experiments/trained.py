@@ -47,6 +47,11 @@ class Trained:
         """Whether clients have models of their own."""
         return self.own is not None
 
+    @property
+    def differs(self) -> bool:
+        """Whether clients predict differently: by models of their own, or by a preprocessing of their own."""
+        return self.is_personal or self.card.is_by_client
+
     def parameters(self, client: str | int | None = None) -> Tensor:
         """Parameters of a client's own model, or for None of the global one, (P,)."""
         if client is not None:
@@ -75,7 +80,7 @@ class Trained:
         target = self.card.target
         if output == "probabilities" and target.is_number:
             raise BadInput("a number is predicted, which has no probabilities: use output='values' or 'scores'")
-        w, rows = self.parameters(client).cpu(), self.card.prepared(x)
+        rows, w = self.card.prepared(x, client), self.parameters(client).cpu()
         with torch.no_grad():
             parts = torch.split(rows, rows_at_once(self.model, self.card.features))
             z = torch.cat([self.model.scores(w, part) for part in parts], dim=-1)
@@ -112,12 +117,12 @@ def trained_in(folder: Path, config: Record, beside: Path | None = None) -> Trai
 
     beside  a folder in which the module of the model is looked for first (default: that of the TOML file, if known)
     """
-    if config.get("data", {}).get("preprocess") == "by client":
-        raise BadInput(
-            f"the clients of {folder} have standardised their features by themselves, and their means are not kept: "
-            "use another data.preprocess to predict from raw features"
-        )
     w, card = read_card(folder)
+    if config.get("data", {}).get("preprocess") == "by client" and not card.is_by_client:
+        raise BadInput(
+            f"the clients of {folder} have standardised their features by themselves, and an earlier version has not "
+            "kept their means: run again with --fresh"
+        )
     section = ModelSection.model_validate(config.get("model", {}))
     if beside is None and (noted := (json_object(folder / "origin.json") or {}).get("beside")):
         beside = Path(str(noted)) if Path(str(noted)).is_dir() else None

@@ -20,13 +20,15 @@ from torch import Tensor
 from fedkin.algorithms import Algorithm, Local, Round, name_of, trial
 from fedkin.algorithms.registry import settings_of
 from fedkin.data.measure import ACCURACY
-from fedkin.engine.optimizers import check_optimizer
+from fedkin.engine.local_work import two_steps
+from fedkin.engine.optimizers import check_optimizer, refuse_adam
 from fedkin.engine.simulation import State
 from fedkin.errors import BadInput
 from fedkin.flower.evaluation import EvaluateFn, averaged, averaged_by_samples
 from fedkin.flower.nodes import Ledger, Nodes, Roster, Unanswered, content_of, log
 from fedkin.flower.run_records import RunRecords, in_words
 from fedkin.flower.wire import FIRST, NODE, ORDER, VECTORS, Order, Refused, checked_vectors, flatten, pack, unflatten
+from fedkin.graph.similarity import SimilarityGraph
 from fedkin.types import Integers, Record, Tensors
 
 GRAPHS = ("similarity", "uniform", "global")
@@ -126,6 +128,7 @@ class Strategy(flwr.serverapp.strategy.Strategy):
         """
         self._like = initial_arrays
         self.summary()
+        self._check_steps(flatten(initial_arrays)[None])
         records, result = RunRecords(self.out), Result(arrays=initial_arrays)
         with records.opened(self._settings(num_rounds)):
             if (model := records.finished()) is not None:
@@ -200,6 +203,21 @@ class Strategy(flwr.serverapp.strategy.Strategy):
             "refused": self.ledger.refused,
             **({"memory_lost": self.ledger.lost} if self.ledger.lost else {}),
         }
+
+    def _check_steps(self, first: Tensor) -> None:
+        """Refuse Adam with an algorithm whose steps it cannot change, before any node is asked.
+
+        Which vectors a step sees is found in a first round of strangers, as no node is known yet.
+        """
+        if self.local.optimizer != "adam":
+            return
+        algorithm, count = self.algorithm.at(0), self.min_nodes
+        who, graph = np.arange(count), SimilarityGraph.edgeless(count)
+        round = Round(0, who, np.full(count, 1 / count), graph, count, self.take_part, self.seed)
+        got, memory = algorithm.send(algorithm.start(first, round), round), algorithm.remember(first)
+        names = trial(algorithm, got, memory)
+        if two_steps(algorithm, self.local, first.device, names.got, names.memory) is None:
+            refuse_adam(algorithm)
 
     # -- clients of a round --------------------------------------------------------------------------------------------
 

@@ -93,6 +93,8 @@ def _values(measure: Measure, runs: Sequence[Run]) -> list[ResultColumn]:
         (f"worst decile{of_which}", lambda run: run.worst_decile),
         (f"own {measure.name}", lambda run: run.own_value),
         (f"own worst decile{of_which}", lambda run: run.own_worst_decile),
+        (f"tuned {measure.name}", lambda run: run.tuned_value),
+        (f"tuned worst decile{of_which}", lambda run: run.tuned_worst_decile),
     ]
     found = [value_column(measure, title, of) for title, of in columns]
     return found[:2] + [column for column in found[2:] if any(math.isfinite(column.of(run)) for run in runs)]

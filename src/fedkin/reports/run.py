@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 # Settings by which a partition makes clients.
 DIVISION = {
     f"partition.{key}"
-    for key in ("clients", "class_imbalance", "size_imbalance", "scheme", "mixes", "clusters", "group")
+    for key in ("clients", "class_imbalance", "size_imbalance", "scheme", "mixes", "clusters", "group", "groups")
 }
 
 
@@ -132,6 +132,16 @@ class Run:
     def own_worst_decile(self) -> float:
         """The same of the worst tenth of the clients."""
         return self._last("final_own_worst_decile", "own_worst_decile")
+
+    @property
+    def tuned_value(self) -> float:
+        """The main measure of the models that clients use, after fine-tuning, on their own testing samples."""
+        return self._last(f"final_tuned_test_{self.measure.name}", f"tuned_test_{self.measure.name}")
+
+    @property
+    def tuned_worst_decile(self) -> float:
+        """The same of the worst tenth of the clients."""
+        return self._last("final_tuned_worst_decile", "tuned_worst_decile")
 
     @property
     def used_value(self) -> float:

@@ -38,7 +38,7 @@ def lines_of(field: Field, ranking: Ranking | None) -> list[Line]:
     return [*found, *rest][:MOST_LINES]
 
 
-OF_SCORE = ("used", "common", "worst")  # quantities that are in units of the score
+OF_SCORE = ("used", "common", "worst", "tuned")  # quantities that are in units of the score
 
 
 def quantities(score: Score) -> dict[str, str]:
@@ -47,6 +47,7 @@ def quantities(score: Score) -> dict[str, str]:
         "used": f"{score.name} of the clients' models",
         "common": f"{score.name} of the global model",
         "worst": f"{score.name} of the worst tenth of clients",
+        "tuned": f"{score.name} of the clients' models after fine-tuning",
         "validation_loss": "loss on validation samples",
         "test_loss": "loss of the global model on test samples",
         "train_loss": "loss of the global model on training samples",
@@ -89,6 +90,7 @@ def _quantity(run: Run, key: str, score: Score) -> Floats:
         "used": f"{'own_' * own}test_{score.key}",
         "common": f"test_{score.key}",
         "worst": f"{'own_' * own}worst_decile",
+        "tuned": f"tuned_test_{score.key}",
     }
     return run.series(names.get(key, key))
 
