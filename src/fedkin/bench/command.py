@@ -100,10 +100,10 @@ def run_benchmarks(
         for result in results:
             text = with_section(text, result.name, result_page(result, facts, command))
         write_atomically(markdown, text.encode())
-    drawn = [result for result in results if figure and result.figure]
-    for result in drawn:
-        assert figure and result.figure
-        save(result.figure, figure if len(drawn) == 1 else figure.with_name(f"{figure.name}-{result.name}"))
+    drawn = {result.name: result.figure for result in results if result.figure}
+    for name, picture in drawn.items():
+        if figure:
+            save(picture, figure if len(drawn) == 1 else figure.with_name(f"{figure.name}-{name}"))
     return results
 
 

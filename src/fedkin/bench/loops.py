@@ -147,7 +147,7 @@ class SliceLoop:
         images, labels = self.evaluated[0]
         self.samples = [(images[rows], labels[rows]) for rows in map(federation.train.rows, range(workload.clients))]
         self.slices = [list(self._cut(x, y)) for x, y in self.samples]
-        self.parameters = list(self.net.parameters())
+        self.parameters: list[Tensor] = list(self.net.parameters())
         # SGD without momentum has no state, so that clients can share the optimiser. A gradient is clipped with its
         # penalty, which the optimiser would add only afterwards.
         decay = self.local.l2 if self.local.clip is None else 0.0

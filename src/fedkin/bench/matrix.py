@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from functools import lru_cache
+from typing import Any
 
 import torch
 
@@ -22,7 +23,7 @@ from fedkin.bench.results import BenchResult
 from fedkin.bench.runs import RunRounds, as_run
 from fedkin.bench.settings import BASES, RUNS, SWEEP_STEPS, Setting, others, part_of, runs_of, settings
 from fedkin.bench.timing import Options, Pace, Times, interleaved, ratio, spread, threads_set
-from fedkin.bench.workloads import STEP_SIZE, WORKLOADS, Workload, hidden_net, module_model
+from fedkin.bench.workloads import STEP_SIZE, WORKLOADS, Workload, dense_net, module_model
 from fedkin.data.federation import Federation
 from fedkin.engine.lanes import joined, together
 from fedkin.engine.simulation import Simulation
@@ -108,8 +109,9 @@ def _cells(setting: Setting, options: Options, meter: Meter) -> Iterator[Record]
     proportion = None
     if "whole loop" in times:
         proportion = asdict(ratio(times["whole loop"], times["loop"].each(share)))
+    meter.notify(f"{setting.title}: comparing with the plain path")
+    plain = plain_differences(setting.few, kinds)
     for kind in kinds:
-        meter.notify(f"{setting.title}: comparing {kind} with the plain path")
         yield {
             **setting.words,
             "runs": kind,
@@ -119,7 +121,7 @@ def _cells(setting: Setting, options: Options, meter: Meter) -> Iterator[Record]
             "share": share,
             "proportion": proportion,
             "loop_differs": difference,
-            "plain_differs": plain_difference(setting.few, RUNS[kind]),
+            "plain_differs": plain[kind],
         }
 
 
@@ -146,23 +148,28 @@ def _difference(loop: SliceLoop, engine: RunRounds) -> float:
     return float(torch.linalg.vector_norm(loop.global_model - mine) / torch.linalg.vector_norm(mine - start))
 
 
-def plain_difference(workload: Workload, runs: int) -> float:
-    """Largest distance of a run's model from that of the plain path after three rounds, over the length of the latter.
+def plain_differences(workload: Workload, kinds: Sequence[str]) -> dict[str, float]:
+    """Largest distance of a model from that of the plain path after three rounds, over the length of the latter.
 
-    The plain path processes one client at a time, step by step on parameters.
+    The plain path processes one client at a time, step by step on parameters. One run and a sweep are compared with
+    the same plain runs.
     """
-    federation = federation_of(workload) if workload.testing else workload.federation()
-    ends = []
-    for stacked in (True, False):
+    federation, norm = workload.federation(), torch.linalg.vector_norm
+
+    def ends(runs: int, stacked: bool) -> torch.Tensor:
         each = [replace(one, stacked=stacked) for one in simulations(workload, federation, runs)]
         group = together(each)
         state = joined([one.start() for one in each], group)
         for _ in range(CHECKED_ROUNDS):
             state = group.advance(state)
-        ends.append(state.model.view(runs, -1))
-    fast, plain = ends
-    norm = torch.linalg.vector_norm
-    return float((norm(fast - plain, dim=1) / norm(plain, dim=1)).max())
+        return state.model.view(runs, -1)
+
+    plain = ends(max(RUNS[kind] for kind in kinds), stacked=False)
+    found = {}
+    for kind in kinds:
+        fast = ends(RUNS[kind], stacked=True)
+        found[kind] = float((norm(fast - plain[: len(fast)], dim=1) / norm(plain[: len(fast)], dim=1)).max())
+    return found
 
 
 # -- beside the matrix -------------------------------------------------------------------------------------------------
@@ -171,9 +178,9 @@ def plain_difference(workload: Workload, runs: int) -> float:
 def _others(options: Options) -> Iterator[tuple[str, Workload, str | None]]:
     """What is measured beside the matrix: its name, the workload, and the algorithm unless it is FedAvg."""
     chosen = others(options.only)
-    few = {"clients": 2, "samples": 20} if options.quick else {}
+    few: dict[str, Any] = {"clients": 2, "samples": 8} if options.quick else {}
     if "modules" in chosen:
-        mlp = replace(WORKLOADS["mnist-mlp"], clients=20, net=hidden_net, model=module_model)
+        mlp = replace(WORKLOADS["mnist-mlp"], clients=20, net=dense_net, model=module_model)
         for title, workload in (
             ("module: convolutions", WORKLOADS["module"]),
             ("module: convolutions with GroupNorm", WORKLOADS["groupnorm"]),
@@ -183,8 +190,8 @@ def _others(options: Options) -> Iterator[tuple[str, Workload, str | None]]:
     if "memory" in chosen:
         for algorithm in MEMORIES:
             for model, base in BASES.items():
-                workload = replace(WORKLOADS[base], clients=20, batch_size=32, order="shuffled", **few)
-                yield f"{algorithm}: {model}", workload, algorithm
+                workload = replace(WORKLOADS[base], clients=20, batch_size=32, order="shuffled")
+                yield f"{algorithm}: {model}", replace(workload, **few), algorithm
 
 
 def _other(title: str, workload: Workload, algorithm: str | None, options: Options, meter: Meter) -> Record:

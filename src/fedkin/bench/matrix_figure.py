@@ -7,7 +7,7 @@ from matplotlib.colors import TwoSlopeNorm
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-from fedkin.bench.matrix_table import column_names, lines_of, named
+from fedkin.bench.matrix_table import column_names, lines_by_row, named
 from fedkin.reports.figures import FIGURE_WIDTH, INK, MUTED, style
 from fedkin.types import Record
 
@@ -20,11 +20,11 @@ def matrix_figure(cells: Sequence[Record]) -> Figure:
     models = list(dict.fromkeys(cell["model"] for cell in cells))
     norm = TwoSlopeNorm(0.0, np.log2(LOWEST), np.log2(HIGHEST))
     with style():
-        most = max(len(lines_of([c for c in cells if c["model"] == model])) for model in models)
+        most = max(len(lines_by_row([c for c in cells if c["model"] == model])) for model in models)
         figure = Figure(figsize=(FIGURE_WIDTH, 1.6 + 0.27 * most), layout=ConstrainedLayoutEngine(w_pad=0.08))
         panels = figure.subplots(1, len(models), squeeze=False)[0]
         for axes, model in zip(panels, models, strict=True):
-            lines, columns = lines_of([c for c in cells if c["model"] == model]), column_names()
+            lines, columns = lines_by_row([c for c in cells if c["model"] == model]), column_names()
             values = np.full((len(lines), len(columns)), np.nan)
             for y, (_, line) in enumerate(lines):
                 for x, (words, _) in enumerate(columns):
@@ -47,6 +47,6 @@ def matrix_figure(cells: Sequence[Record]) -> Figure:
         bar = figure.colorbar(image, ax=list(panels), orientation="horizontal", aspect=60, pad=0.02)
         ticks = [0.25, 0.5, 1, 2, 4, 8, 16, 32, 64]
         bar.set_ticks(np.log2(ticks).tolist(), labels=[f"{tick:g}" for tick in ticks])
-        bar.outline.set_visible(False)  # type: ignore[operator]
+        bar.outline.set_visible(False)
         bar.set_label("times faster than the loop, per run", color=MUTED)
     return figure

@@ -10,8 +10,8 @@ from fedkin.bench.timing import Spread
 from fedkin.reports.tables import NEVER, Cell, Table, number_cell, text_cell
 from fedkin.types import Record
 
-ROWS = ("model", "sizes", "clients", "batch", "runs")
-COLUMNS = ("order", "clip")
+ROW_AXES = ("model", "sizes", "clients", "batch", "runs")
+COLUMN_AXES = ("order", "clip")
 NAMES = {
     "B256": "256", "B32": "32", "sampled": "10 of 100", "single": "one run", "sweep": f"sweep of {len(SWEEP_STEPS)}",
     "unclipped": "", "clipped": "G = 10",
@@ -25,16 +25,16 @@ def named(word: str) -> str:
 
 def column_names() -> list[tuple[tuple[str, ...], str]]:
     """The words of each column, and its title."""
-    words = product(*(AXES[axis] for axis in COLUMNS))
+    words = product(*(AXES[axis] for axis in COLUMN_AXES))
     return [(both, ", ".join(filter(None, map(named, both)))) for both in words]
 
 
-def lines_of(cells: Sequence[Record]) -> list[tuple[tuple[str, ...], dict[tuple[str, ...], Record]]]:
+def lines_by_row(cells: Sequence[Record]) -> list[tuple[tuple[str, ...], dict[tuple[str, ...], Record]]]:
     """The cells by row, in the order of the axes: the words of a row, and its cells by the words of their columns."""
     found: dict[tuple[str, ...], dict[tuple[str, ...], Record]] = {}
     for cell in cells:
-        found.setdefault(tuple(cell[axis] for axis in ROWS), {})[tuple(cell[axis] for axis in COLUMNS)] = cell
-    axes: list[list[str]] = [list(AXES.get(axis, RUNS)) for axis in ROWS]
+        found.setdefault(tuple(cell[axis] for axis in ROW_AXES), {})[tuple(cell[axis] for axis in COLUMN_AXES)] = cell
+    axes: list[list[str]] = [list(AXES.get(axis, RUNS)) for axis in ROW_AXES]
     return [(row, found[row]) for row in product(*axes) if row in found]
 
 
@@ -42,7 +42,7 @@ def matrix_table(cells: Sequence[Record]) -> Table:
     """One row for each combination but order and clipping, which are its columns."""
     return Table(
         "Times faster per run than the slicing loop (b), median of the turns",
-        (*ROWS, *(title for _, title in column_names())),
+        (*ROW_AXES, *(title for _, title in column_names())),
         tuple(
             (
                 *(text_cell(named(word)) for word in row),
@@ -51,7 +51,7 @@ def matrix_table(cells: Sequence[Record]) -> Table:
                     for words, _ in column_names()
                 ),
             )
-            for row, line in lines_of(cells)
+            for row, line in lines_by_row(cells)
         ),
     )
 
@@ -91,7 +91,7 @@ def summary_notes(cells: Sequence[Record], beside: Sequence[Record], stride: int
     """Geometric mean and lowest cell of each model, and what the numbers rest on."""
     notes = []
     for model in AXES["model"]:
-        own = {tuple(c[axis] for axis in (*ROWS[1:], *COLUMNS)): c["ratio"]["median"] for c in cells
+        own = {tuple(c[axis] for axis in (*ROW_AXES[1:], *COLUMN_AXES)): c["ratio"]["median"] for c in cells
                if c["model"] == model}  # fmt: skip
         if own:
             lowest = min(own, key=lambda words: own[words])

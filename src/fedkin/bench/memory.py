@@ -99,7 +99,7 @@ class DittoLoop(SliceLoop):
     def __init__(self, workload: Workload, federation: Federation) -> None:
         super().__init__(workload, federation)
         self.own = copy.deepcopy(self.net)
-        self.own_parameters = list(self.own.parameters())
+        self.own_parameters: list[Tensor] = list(self.own.parameters())
         self.own_optimizer = torch.optim.SGD(self.own_parameters, lr=STEP_SIZE, weight_decay=self.local.l2 + PULL)
         self.personal = [[p.detach().clone() for p in self.own_parameters] for _ in self.samples]
 

@@ -14,17 +14,17 @@ from fedkin.algorithms.local import Local
 from fedkin.bench.workloads import WORKLOADS, Workload
 from fedkin.types import Integers
 
-SAMPLED = 10  # M, clients per round where not all of 100 are sampled
+SAMPLED_CLIENTS = 10  # M, clients per round where not all of 100 are sampled
 TESTING = 10_000  # testing samples
-# Rounds before the timed ones. After 22 rounds with 10 of 100 clients 0.9²² = 10 % have never been sampled, as on the
-# average of 100 rounds: what the engine keeps of a client is used as often as in a run. The network has fewer.
-WARM_UP = {"softmax": 22, "network": 3}
+# Rounds before the timed ones with sampled clients. After 12 rounds with 10 of 100 clients, 1 − 0.9¹² = 72 % have been
+# sampled before, so that what the engine keeps of a client is used, if less than in a long run. The network has fewer.
+WARM_UP = {"softmax": 12, "network": 2}
 
 # Each axis: its words, and what they change in the workload.
 AXES: dict[str, dict[str, dict[str, Any]]] = {
     "model": {"softmax": {}, "network": {}},
     "sizes": {"balanced": {}, "imbalanced": {"class_imbalance": 10.0, "size_imbalance": 1.0}},
-    "clients": {"all": {}, "sampled": {"take_part": SAMPLED}},
+    "clients": {"all": {}, "sampled": {"take_part": SAMPLED_CLIENTS}},
     "batch": {"B256": {"batch_size": 256}, "B32": {"batch_size": 32}},
     "order": {"fixed": {"order": "fixed"}, "shuffled": {"order": "shuffled"}},
     "clip": {"unclipped": {}, "clipped": {"clip": 10.0}},
@@ -33,9 +33,9 @@ RUNS = {"single": 1, "sweep": 4}
 # The runs of a sweep differ in their step size; that of the first is the loop's.
 SWEEP_STEPS = (1.0, 0.7, 0.5, 0.3)
 BASES = {"softmax": "mnist-softmax", "network": "mnist-mlp"}
-OTHERS = ("modules", "memory")  # what is measured beside the matrix
+BESIDE = ("modules", "memory")  # what is measured beside the matrix
 
-WORDS = (*(word for axis in AXES.values() for word in axis), *RUNS, *OTHERS)
+WORDS = (*(word for axis in AXES.values() for word in axis), *RUNS, *BESIDE)
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,7 @@ class Setting:
 
     words: dict[str, str]
     workload: Workload
+    quick: bool = False
 
     @property
     def title(self) -> str:
@@ -53,20 +54,22 @@ class Setting:
     @property
     def warm_up(self) -> int:
         """Rounds of the engine before the timed ones."""
-        return min(WARM_UP[self.words["model"]], self.workload.clients) if self.workload.take_part else 1
+        return WARM_UP[self.words["model"]] if self.workload.take_part and not self.quick else 1
 
     @property
     def few(self) -> Workload:
-        """The same with few clients, on which the engine is compared with its plain path."""
-        # The engine compiles the rounds of softmax regression if they are not tiny.
-        clients = min(self.workload.clients, 24 if self.words["model"] == "softmax" else 4)
-        sampled = self.workload.take_part and max(1, clients // 6)
-        return replace(self.workload, clients=clients, take_part=sampled, testing=0)
+        """The same with few clients, on which the engine is compared with its plain path.
+
+        Those of softmax regression are large, so that the round is long enough to be compiled.
+        """
+        clients, samples = (7, 1200) if self.words["model"] == "softmax" else (3, 300)
+        few = replace(self.workload, take_part=self.workload.take_part and 2, testing=0)
+        return few if self.quick else replace(few, clients=clients, samples=samples)
 
 
 def settings(words: Collection[str], quick: bool) -> list[Setting]:
     """The combinations that the words leave: of each axis all that are named, or all if none is."""
-    if words and not set(words) - set(OTHERS):
+    if words and not set(words) - set(BESIDE):
         return []
     found = []
     for named in product(*(_left(axis, words) for axis in AXES.values())):
@@ -75,7 +78,7 @@ def settings(words: Collection[str], quick: bool) -> list[Setting]:
         for axis, word in of.items():
             changes |= AXES[axis][word]
         workload = replace(WORKLOADS[BASES[of["model"]]], testing=TESTING, **changes)
-        found.append(Setting(of, _reduced(workload) if quick else workload))
+        found.append(Setting(of, _reduced(workload) if quick else workload, quick))
     return found
 
 
@@ -86,7 +89,7 @@ def runs_of(words: Collection[str]) -> list[str]:
 
 def others(words: Collection[str]) -> list[str]:
     """What is measured beside the matrix: all unless combinations are chosen."""
-    return [name for name in OTHERS if name in words or not words]
+    return [name for name in BESIDE if name in words or not words]
 
 
 def _left(axis: Collection[str], words: Collection[str]) -> list[str]:
@@ -95,7 +98,7 @@ def _left(axis: Collection[str], words: Collection[str]) -> list[str]:
 
 def _reduced(workload: Workload) -> Workload:
     sampled = workload.take_part and 2
-    return replace(workload, clients=6, samples=40, shape=(12,), testing=60, take_part=sampled)
+    return replace(workload, clients=5, samples=40, shape=(12,), testing=60, take_part=sampled)
 
 
 def part_of(sizes: Integers, local: Local, stride: int) -> tuple[Sequence[int], float]:

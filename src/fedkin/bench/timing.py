@@ -117,7 +117,7 @@ def interleaved(
     options: Options,
     notify: Callable[[str], None],
     advance: Callable[[float], None],
-    pace: Pace = Pace(),  # noqa: B008 - it is frozen
+    pace: Pace = Pace(),
 ) -> dict[str, Times]:
     """Time competitors in turns, after a first round of each that warms up and prepares what is reused.
 

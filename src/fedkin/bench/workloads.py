@@ -35,6 +35,11 @@ def hidden_net() -> nn.Module:
     return nn.Sequential(nn.LazyLinear(128), nn.ReLU(), nn.Linear(128, CLASSES))
 
 
+def dense_net() -> nn.Module:
+    """The same for 784 features, as a user would write it."""
+    return nn.Sequential(nn.Linear(784, 128), nn.ReLU(), nn.Linear(128, CLASSES))
+
+
 def convolutional_net() -> nn.Module:
     """Two convolutions with pooling and a linear layer, for images 1×28×28."""
     return nn.Sequential(
