@@ -156,7 +156,7 @@ class SliceLoop:
 
     def _cut(self, x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         width = self.local.width(len(y))
-        return zip(x.split(width), y.split(width), strict=True)
+        return zip(torch.split(x, width), torch.split(y, width), strict=True)
 
     def round(self) -> None:
         now = self.run.sampled(FedAvg(), State({}, round=self.number))
@@ -216,7 +216,7 @@ def plain_scores(net: nn.Module, x: Tensor, y: Tensor) -> tuple[float, float]:
     total, right = 0.0, 0
     net.eval()
     with torch.no_grad():
-        for images, labels in zip(x.split(CHUNK), y.split(CHUNK), strict=True):
+        for images, labels in zip(torch.split(x, CHUNK), torch.split(y, CHUNK), strict=True):
             z = net(images)
             total += float(cross_entropy(z, labels, reduction="sum"))
             right += int((z.argmax(1) == labels).sum())

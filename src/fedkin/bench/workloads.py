@@ -128,8 +128,8 @@ class Workload:
         """The synthetic clients. Classes have different means, so that they can be learnt."""
         rng = np.random.default_rng(SEED)
         labels = np.arange(self.clients * self.samples) % CLASSES
-        imbalance = {"class_imbalance": self.class_imbalance, "size_imbalance": self.size_imbalance}
-        parts = split(labels, self.clients, **imbalance, scheme="paper", rng=rng)
+        a, b = self.class_imbalance, self.size_imbalance
+        parts = split(labels, self.clients, class_imbalance=a, size_imbalance=b, scheme="paper", rng=rng)
         generator = torch.Generator().manual_seed(SEED)
         centres = torch.empty(CLASSES, self.features).uniform_(-0.5, 0.5, generator=generator)
 
