@@ -243,7 +243,7 @@ def bench(
     what: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[WORKLOAD | speed | threads | growth | kin | evaluation | matrix] …",
+            metavar="[WORKLOAD | speed | threads | growth | kin | evaluation | matrix | busy] …",
             help="None: the speed of all workloads. After matrix, words choose a part of it: softmax shuffled B32 …",
         ),
     ] = None,

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from fedkin.bench.busy import busy_seconds, measure_busy
 from fedkin.bench.evaluation import evaluation_seconds, measure_evaluation
 from fedkin.bench.growth import growth_seconds, measure_growth
 from fedkin.bench.kin_growth import kin_growth_seconds, measure_kin_growth
@@ -43,6 +44,7 @@ MEASUREMENTS: dict[str, Measurement] = {
     "evaluation": Measurement(measure_evaluation, evaluation_seconds),
     "kin": Measurement(measure_kin_growth, kin_growth_seconds),
     "matrix": Measurement(measure_matrix, matrix_seconds),
+    "busy": Measurement(measure_busy, busy_seconds),
 }
 DRAWN = {"growth", "matrix"}  # those with a figure
 
