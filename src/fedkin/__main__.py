@@ -2,10 +2,13 @@
 
 import sys
 
+from fedkin.cores import share_cores
+
 
 def start() -> None:
     """Import and run the command."""
     try:
+        share_cores()  # before PyTorch is imported
         from fedkin.cli import main
 
         main()

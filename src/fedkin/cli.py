@@ -243,8 +243,8 @@ def bench(
     what: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[WORKLOAD | speed | threads | growth | kin | evaluation] …",
-            help="None: the speed of all workloads.",
+            metavar="[WORKLOAD | speed | threads | growth | kin | evaluation | matrix | busy] …",
+            help="None: the speed of all workloads. After matrix, words choose a part of it: softmax shuffled B32 …",
         ),
     ] = None,
     repeat: Annotated[int, typer.Option("--repeat", metavar="N", help="Turns of each competitor.")] = 7,
@@ -255,7 +255,7 @@ def bench(
         Path | None, typer.Option("--markdown", metavar="FILE", help="Write the tables into their places in a page.")
     ] = None,
     figure: Annotated[
-        Path | None, typer.Option("--figure", metavar="STEM", help="Draw growth: STEM.png and STEM.pdf.")
+        Path | None, typer.Option("--figure", metavar="STEM", help="Draw growth or the matrix: STEM.png and STEM.pdf.")
     ] = None,
 ) -> None:
     """Measure the engine, hand-written loops and the machine's limit."""
@@ -267,7 +267,7 @@ def bench(
             writable_file(path, option)
     if figure is not None:
         writable_folder(figure.parent, "--figure")
-    options = Options(repeat, quick=quick, **({} if threads is None else {"threads": threads}))
+    options = Options(repeat, quick=quick) if threads is None else Options(repeat, threads, quick)
     run_benchmarks(what or [], options, console(), json=json, markdown=markdown, figure=figure)
 
 

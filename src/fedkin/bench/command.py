@@ -2,17 +2,20 @@
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
 
 from rich.console import Console
 
+from fedkin.bench.busy import busy_seconds, measure_busy
 from fedkin.bench.evaluation import evaluation_seconds, measure_evaluation
 from fedkin.bench.growth import growth_seconds, measure_growth
 from fedkin.bench.kin_growth import kin_growth_seconds, measure_kin_growth
+from fedkin.bench.matrix import matrix_seconds, measure_matrix
 from fedkin.bench.meter import Meter
 from fedkin.bench.results import BenchResult, result_page
+from fedkin.bench.settings import WORDS
 from fedkin.bench.speed import measure_speed, measure_threads, total_seconds
 from fedkin.bench.timing import Options, Product, seconds_of, threads_set
 from fedkin.bench.workloads import WORKLOADS, Workload
@@ -40,12 +43,15 @@ MEASUREMENTS: dict[str, Measurement] = {
     "growth": Measurement(measure_growth, growth_seconds),
     "evaluation": Measurement(measure_evaluation, evaluation_seconds),
     "kin": Measurement(measure_kin_growth, kin_growth_seconds),
+    "matrix": Measurement(measure_matrix, matrix_seconds),
+    "busy": Measurement(measure_busy, busy_seconds),
 }
+DRAWN = {"growth", "matrix"}  # those with a figure
 
 
 def chosen(names: Sequence[str], quick: bool) -> tuple[list[str], list[Workload]]:
     """The measurements and workloads among the names: by default speed, and all workloads."""
-    known = [*MEASUREMENTS, *WORKLOADS]
+    known = [*MEASUREMENTS, *WORKLOADS, *(WORDS if "matrix" in names else ())]
     if unknown := [name for name in names if name not in known]:
         raise BadInput(f"there is no measurement or workload '{unknown[0]}'{nearest(unknown[0], known)}")
     measurements = [name for name in MEASUREMENTS if name in names] or ["speed"]
@@ -64,8 +70,11 @@ def run_benchmarks(
 ) -> list[BenchResult]:
     """Measure, print the tables, and write the requested files."""
     measurements, workloads = chosen(names, options.quick)
-    if figure and "growth" not in measurements:
-        raise BadInput("the figure shows growth, which is not measured: use fedkin bench growth --figure …")
+    options = replace(options, only=tuple(name for name in names if name in WORDS))
+    if figure and not set(measurements) & DRAWN:
+        raise BadInput(
+            "the figure shows growth or the matrix, which are not measured: use fedkin bench growth --figure …"
+        )
     for path in filter(None, (json, markdown, figure)):
         path.parent.mkdir(parents=True, exist_ok=True)  # fails before the measurements, not after
     facts = conditions()
@@ -79,7 +88,8 @@ def run_benchmarks(
     with meter:
         results = [MEASUREMENTS[name].run(workloads, options, meter) for name in measurements]
     for result in results:
-        console.print(result.table.rich())
+        for table in result.tables:
+            console.print(table.rich())
         for note in result.notes:
             console.print(note, markup=False, highlight=False, soft_wrap=True)
     console.print(f"{facts['date']}, {facts['machine']}", highlight=False)
@@ -92,9 +102,10 @@ def run_benchmarks(
         for result in results:
             text = with_section(text, result.name, result_page(result, facts, command))
         write_atomically(markdown, text.encode())
-    for result in results:
-        if figure and result.figure:
-            save(result.figure, figure)
+    drawn = {result.name: result.figure for result in results if result.figure}
+    for name, picture in drawn.items():
+        if figure:
+            save(picture, figure if len(drawn) == 1 else figure.with_name(f"{figure.name}-{name}"))
     return results
 
 

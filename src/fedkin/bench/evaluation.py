@@ -6,9 +6,8 @@ from dataclasses import asdict
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
-from fedkin.bench.loops import plain_start
+from fedkin.bench.loops import CHUNK, plain_scores, plain_start
 from fedkin.bench.meter import Meter
 from fedkin.bench.results import BenchResult
 from fedkin.bench.timing import LATE, LEAST_TURNS, Options, Spread, interleaved, ratio, spread, threads_set
@@ -19,7 +18,6 @@ from fedkin.reports.tables import Cell, Table
 from fedkin.types import Record
 
 EVALUATED, QUICK_EVALUATED = 70_000, 1_000  # samples: those of MNIST, and a trial
-CHUNK = 500  # samples that the plain loop scores at once
 MEASURED = ("mnist-softmax", "mnist-mlp", "module", "groupnorm")  # one workload of each model
 # Estimated seconds of a turn of all competitors, for all models together and at the reference rate.
 TURN = 60.0
@@ -55,7 +53,7 @@ def _evaluation_record(workload: Workload, options: Options, meter: Meter) -> Re
     clients = _samples(workload, QUICK_EVALUATED if options.quick else EVALUATED)
     federation = workload.quick().federation()
     model, w = workload.model(workload), workload.simulation(federation).start().model[None]
-    net = plain_start(workload, federation).eval()
+    net = plain_start(workload, federation)
     images = clients.x.view(-1, *workload.shape)
     losses: dict[str, float] = {}
 
@@ -63,13 +61,7 @@ def _evaluation_record(workload: Workload, options: Options, meter: Meter) -> Re
         losses["engine"] = score(model, w, clients)[0].loss
 
     def by_loop() -> None:
-        total, right = 0.0, 0
-        with torch.no_grad():
-            for first in range(0, len(images), CHUNK):
-                z, y = net(images[first : first + CHUNK]), clients.y[first : first + CHUNK]
-                total += float(cross_entropy(z, y, reduction="sum"))
-                right += int((z.argmax(1) == y).sum())
-        losses["loop"] = total / len(images)
+        losses["loop"] = plain_scores(net, images, clients.y)[0]
 
     competitors: dict[str, Callable[[], object]] = {"engine": by_engine, "loop": by_loop}
     times = interleaved(

@@ -4,21 +4,22 @@ All compute the same: a round of FedAvg on a workload, from the same model. `LOO
 """
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from torch.nn.utils import parameters_to_vector, vector_to_parameters
+from torch.nn.utils import clip_grad_norm_, parameters_to_vector, vector_to_parameters
 from torch.utils.data import DataLoader, TensorDataset
 
-from fedkin.algorithms import FedKin
+from fedkin.algorithms import FedAvg, FedKin
+from fedkin.algorithms.rounds import random_numbers
 from fedkin.bench.workloads import SEED, STEP_SIZE, Workload
 from fedkin.data.federation import Federation
 from fedkin.engine.lanes import together
-from fedkin.engine.simulation import Simulation
+from fedkin.engine.simulation import Simulation, State
 from fedkin.graph.similarity import SimilarityGraph
 from fedkin.types import Floats
 
@@ -28,6 +29,8 @@ SWEEP_BETAS = (0.2, 0.4, 0.6, 0.8)
 # Up to this many clients the graph has all pairs, which takes 32 MB; beyond, each client has so many neighbours.
 DENSE_CLIENTS = 2000
 NEIGHBOURS = 20
+
+CHUNK = 500  # samples that a hand-written loop scores at once
 
 
 class Competitor(Protocol):
@@ -129,44 +132,96 @@ class DataLoaderLoop:
 
 
 class SliceLoop:
-    """(b) The same, optimised: batches are slices made once; all clients share a module and an optimiser."""
+    """(b) The same, optimised: batches are slices made once; all clients share a module and an optimiser.
 
-    def __init__(self, workload: Workload, federation: Federation) -> None:
+    Shuffled samples are gathered once per epoch, and its batches are slices of them. The sampled clients and the order
+    of their samples are those of the engine, so that both compute the same.
+
+    only  the clients that work although all are sampled (None: all), to time a part of a round
+    """
+
+    def __init__(self, workload: Workload, federation: Federation, only: Sequence[int] | None = None) -> None:
         self.net, self.local = plain_start(workload, federation), workload.local
-        train, width = federation.train, workload.batch_size
-        images = train.x.view(-1, *workload.shape)
-        self.batches = [
-            list(zip(torch.split(images[rows], width), torch.split(train.y[rows], width), strict=True))
-            for rows in map(train.rows, range(len(train)))
-        ]
-        self.weights = (train.sizes / train.sizes.sum()).tolist()
-        # SGD without momentum has no state, so that clients can share the optimiser.
-        self.optimizer = torch.optim.SGD(self.net.parameters(), lr=STEP_SIZE, weight_decay=self.local.l2)
+        self.run, self.number, self.only = workload.simulation(federation), 0, only
+        self.evaluated = [(part.x.view(-1, *workload.shape), part.y) for part in (federation.train, federation.test)]
+        images, labels = self.evaluated[0]
+        self.samples = [(images[rows], labels[rows]) for rows in map(federation.train.rows, range(workload.clients))]
+        self.slices = [list(self._cut(x, y)) for x, y in self.samples]
+        self.parameters: list[Tensor] = list(self.net.parameters())
+        # SGD without momentum has no state, so that clients can share the optimiser. A gradient is clipped with its
+        # penalty, which the optimiser would add only afterwards.
+        decay = self.local.l2 if self.local.clip is None else 0.0
+        self.optimizer = torch.optim.SGD(self.parameters, lr=STEP_SIZE, weight_decay=decay)
         self.net.train()
 
+    def _cut(self, x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        width = self.local.width(len(y))
+        return zip(torch.split(x, width), torch.split(y, width), strict=True)
+
     def round(self) -> None:
-        parameters = list(self.net.parameters())
-        start = [p.detach().clone() for p in parameters]
-        average = [torch.zeros_like(p) for p in start]
-        for weight, batches in zip(self.weights, self.batches, strict=True):
-            with torch.no_grad():
-                for p, first in zip(parameters, start, strict=True):
-                    p.copy_(first)
-            for _ in range(self.local.epochs):
-                for x, y in batches:
-                    self.optimizer.zero_grad(set_to_none=True)
-                    cross_entropy(self.net(x), y).backward()  # type: ignore[no-untyped-call]
-                    self.optimizer.step()
-            with torch.no_grad():
-                for p, total in zip(parameters, average, strict=True):
-                    total.add_(p, alpha=weight)
+        now = self.run.sampled(FedAvg(), State({}, round=self.number))
+        self.start = [p.detach().clone() for p in self.parameters]
+        average = [torch.zeros_like(p) for p in self.start]
+        for client, weight in zip(now.who.tolist(), now.weights.tolist(), strict=True):
+            if self.only is None or client in self.only:
+                with torch.no_grad():
+                    torch._foreach_copy_(self.parameters, self.start)
+                self.train(client)
+                with torch.no_grad():
+                    torch._foreach_add_(average, self.parameters, alpha=weight)
         with torch.no_grad():
-            for p, total in zip(parameters, average, strict=True):
-                p.copy_(total)
+            torch._foreach_copy_(self.parameters, average)
+        self.number += 1
+
+    def train(self, client: int) -> None:
+        """The local epochs of a client."""
+        for x, y in self.batches(client):
+            self.step(x, y)
+
+    def batches(self, client: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """The batches of a client in this round."""
+        (x, y), rng = self.samples[client], random_numbers(SEED, "batches", self.number, client)
+        for _ in range(self.local.epochs):
+            if self.local.order == "fixed":
+                yield from self.slices[client]
+            else:
+                order = torch.from_numpy(rng.permutation(len(y)))
+                yield from self._cut(x.index_select(0, order), y.index_select(0, order))
+
+    def step(self, x: Tensor, y: Tensor) -> None:
+        """One step of gradient descent."""
+        self.optimizer.zero_grad(set_to_none=True)
+        cross_entropy(self.net(x), y).backward()  # type: ignore[no-untyped-call]
+        self.adjust([p.grad for p in self.parameters if p.grad is not None])
+        self.optimizer.step()
+
+    def adjust(self, gradients: list[Tensor]) -> None:
+        """Clip the gradient, if it is to be clipped."""
+        if self.local.clip is not None:
+            with torch.no_grad():
+                torch._foreach_add_(gradients, self.parameters, alpha=self.local.l2)
+            clip_grad_norm_(self.parameters, self.local.clip)
+
+    def evaluate(self) -> list[tuple[float, float]]:
+        """Mean loss and accuracy on all training and on all testing samples."""
+        return [plain_scores(self.net, x, y) for x, y in self.evaluated]
 
     @property
     def global_model(self) -> Tensor:
         return parameters_to_vector(self.net.parameters()).detach()
+
+
+def plain_scores(net: nn.Module, x: Tensor, y: Tensor) -> tuple[float, float]:
+    """Mean loss and accuracy of a module."""
+    total, right = 0.0, 0
+    net.eval()
+    with torch.no_grad():
+        for images, labels in zip(torch.split(x, CHUNK), torch.split(y, CHUNK), strict=True):
+            z = net(images)
+            total += float(cross_entropy(z, labels, reduction="sum"))
+            right += int((z.argmax(1) == labels).sum())
+    net.train()
+    return total / len(y), right / len(y)
 
 
 LOOPS: dict[str, Callable[[Workload, Federation], Competitor]] = {"loop": DataLoaderLoop, "slices": SliceLoop}

@@ -26,11 +26,13 @@ class Options:
     repeat   number of turns
     threads  number of threads
     quick    few clients and short turns: a trial whose numbers are not meaningful
+    only     words that choose a part of a measurement
     """
 
     repeat: int = 7
     threads: int = field(default_factory=torch.get_num_threads)
     quick: bool = False
+    only: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.repeat < LEAST_TURNS:
@@ -42,6 +44,22 @@ class Options:
     def words(self) -> str:
         """The options as on the command line."""
         return f"--repeat {self.repeat} --threads {self.threads}{' --quick' if self.quick else ''}"
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How long competitors are timed.
+
+    least_turns  every competitor has at least so many turns
+    allowance    and no more once it has used so many seconds
+    block        the minimum duration of a turn in seconds, in which short rounds are repeated
+    long         a first round of more seconds is the only turn: it is not worth a second one
+    """
+
+    least_turns: int = LEAST_TURNS
+    allowance: float = ALLOWANCE
+    block: float = LEAST_SECONDS
+    long: float = math.inf
 
 
 @dataclass
@@ -56,9 +74,14 @@ class Times:
         """Seconds per round in the turns that it had."""
         return [seconds for seconds in self.turns if seconds is not None]
 
-    def each(self, runs: int) -> "Times":
-        """Seconds per run of a competitor that executes several."""
+    def each(self, runs: float) -> "Times":
+        """Seconds per run of a competitor that executes several, or a fraction of one."""
         return Times(self.first / runs, [None if seconds is None else seconds / runs for seconds in self.turns])
+
+    def then(self, other: "Times") -> "Times":
+        """Seconds of both, one after the other, in the turns that both had."""
+        both = zip(self.turns, other.turns, strict=True)
+        return Times(self.first + other.first, [None if None in (a, b) else a + b for a, b in both])  # type: ignore[operator]
 
 
 @dataclass(frozen=True)
@@ -94,6 +117,7 @@ def interleaved(
     options: Options,
     notify: Callable[[str], None],
     advance: Callable[[float], None],
+    pace: Pace = Pace(),
 ) -> dict[str, Times]:
     """Time competitors in turns, after a first round of each that warms up and prepares what is reused.
 
@@ -108,15 +132,18 @@ def interleaved(
         notify(f"{name}, warming up")
         times[name] = Times(seconds_of(rounds[name]))
         # The first round includes preparations: the second determines how many rounds make up a turn.
-        may_be_short = not options.quick and times[name].first < 10 * LEAST_SECONDS
+        may_be_short = not options.quick and times[name].first < 10 * pace.block
         again = seconds_of(rounds[name]) if may_be_short else math.inf
-        block[name] = max(1, math.ceil(LEAST_SECONDS / again))
+        block[name] = max(1, math.ceil(pace.block / again))
     advance(1.0)
     for turn in range(options.repeat):
         first = turn % len(names)
         for name in names[first:] + names[:first]:
             mine = times[name]
-            if turn >= LEAST_TURNS and sum(mine.spent) * block[name] > ALLOWANCE:
+            if mine.first > pace.long:
+                mine.turns.append(None if turn else mine.first)
+                continue
+            if turn >= pace.least_turns and sum(mine.spent) * block[name] > pace.allowance:
                 mine.turns.append(None)
                 continue
             notify(f"{name}, turn {turn + 1} of {options.repeat}")

@@ -14,10 +14,11 @@ from torch import Tensor, nn
 from fedkin.algorithms import Algorithm, FedAvg
 from fedkin.algorithms.local import Local
 from fedkin.data.federation import Clients, Federation, from_rows
-from fedkin.data.partition import split
+from fedkin.data.partition import split, split_like
 from fedkin.engine.simulation import Simulation
 from fedkin.graph.similarity import SimilarityGraph
 from fedkin.models import MLP, Model, Module, Softmax
+from fedkin.types import Integers
 
 CLASSES = 10
 STEP_SIZE = 1e-3  # stable for 3,072 features between −1 and 1
@@ -32,6 +33,11 @@ def softmax_net() -> nn.Module:
 def hidden_net() -> nn.Module:
     """One hidden layer of 128 rectified linear units."""
     return nn.Sequential(nn.LazyLinear(128), nn.ReLU(), nn.Linear(128, CLASSES))
+
+
+def dense_net() -> nn.Module:
+    """The same for 784 features, as a user would write it."""
+    return nn.Sequential(nn.Linear(784, 128), nn.ReLU(), nn.Linear(128, CLASSES))
 
 
 def convolutional_net() -> nn.Module:
@@ -75,6 +81,11 @@ class Workload:
     formula           of the operations of a round, for the table
     quick_clients     number of clients in the reduced form
     seconds           estimated duration of a round of all competitors at 150 · 10⁹ operations per second
+    class_imbalance   a of the partition, in the classes of the clients
+    size_imbalance    b of the partition, in the clients' numbers of samples
+    order, clip       of the samples, and G (None: no clipping)
+    take_part         M, number of clients sampled per round (None: all)
+    testing           number of testing samples, divided like the others (0: the samples of the first client)
     sweep             whether a sweep is measured as well
     """
 
@@ -88,7 +99,12 @@ class Workload:
     quick_clients: int
     seconds: float
     batch_size: int = 256
+    class_imbalance: float = 0.0
     size_imbalance: float = 0.0
+    order: str = "fixed"
+    clip: float | None = None
+    take_part: int | None = None
+    testing: int = 0
     sweep: bool = True
 
     @property
@@ -98,11 +114,11 @@ class Workload:
 
     @property
     def local(self) -> Local:
-        """Ten epochs with batches in fixed order, so that all competitors compute the same.
+        """Ten epochs.
 
         The penalty is so large that the model of a competitor without it would differ visibly after one round.
         """
-        return Local(epochs=10, batch_size=self.batch_size, order="fixed", l2=1e-2)
+        return Local(epochs=10, batch_size=self.batch_size, order=self.order, l2=1e-2, clip=self.clip)
 
     def quick(self) -> "Workload":
         """The same with few clients."""
@@ -112,15 +128,24 @@ class Workload:
         """The synthetic clients. Classes have different means, so that they can be learnt."""
         rng = np.random.default_rng(SEED)
         labels = np.arange(self.clients * self.samples) % CLASSES
-        parts = split(labels, self.clients, size_imbalance=self.size_imbalance, scheme="paper", rng=rng)
+        a, b = self.class_imbalance, self.size_imbalance
+        parts = split(labels, self.clients, class_imbalance=a, size_imbalance=b, scheme="paper", rng=rng)
         generator = torch.Generator().manual_seed(SEED)
-        y = torch.as_tensor(labels[np.concatenate(parts)])
-        x = torch.empty(len(y), self.features).uniform_(-0.5, 0.5, generator=generator)
         centres = torch.empty(CLASSES, self.features).uniform_(-0.5, 0.5, generator=generator)
-        for k in range(CLASSES):  # the centres of all samples at once would take as much memory as x
-            x[y == k] += centres[k]
-        train = from_rows(x, y, np.array([len(part) for part in parts]))
-        return synthetic_federation(train, CLASSES, self.shape, self.name)
+
+        def drawn(labels: Integers, parts: list[Integers]) -> Clients:
+            y = torch.as_tensor(labels[np.concatenate(parts)])
+            x = torch.empty(len(y), self.features).uniform_(-0.5, 0.5, generator=generator)
+            for k in range(CLASSES):  # the centres of all samples at once would take as much memory as x
+                x[y == k] += centres[k]
+            return from_rows(x, y, np.array([len(part) for part in parts]))
+
+        train, test = drawn(labels, parts), None
+        if self.testing:
+            counts = np.stack([np.bincount(labels[part], minlength=CLASSES) for part in parts])
+            others = np.arange(self.testing) % CLASSES
+            test = drawn(others, split_like(counts, others, rng))
+        return synthetic_federation(train, CLASSES, self.shape, self.name, test)
 
     def simulation(
         self, federation: Federation, algorithm: Algorithm | None = None, graph: SimilarityGraph | None = None
@@ -135,6 +160,7 @@ class Workload:
             graph=graph,
             weights=graph.weights("samples", federation.train.sizes),
             local=self.local,
+            take_part=self.take_part,
             seed=SEED,
         )
 
@@ -167,10 +193,13 @@ def layer_operations(net: nn.Module, shape: tuple[int, ...]) -> list[int]:
     return counts
 
 
-def synthetic_federation(train: Clients, classes: int, shape: tuple[int, ...], name: str) -> Federation:
-    """A federation of synthetic clients. The benchmark does not test, so the first one is the testing client."""
-    first = train.rows(0)
-    test = from_rows(train.x[first], train.y[first], train.sizes[:1])
+def synthetic_federation(
+    train: Clients, classes: int, shape: tuple[int, ...], name: str, test: Clients | None = None
+) -> Federation:
+    """A federation of synthetic clients. A benchmark that does not test has the first one as the testing client."""
+    if test is None:
+        first = train.rows(0)
+        test = from_rows(train.x[first], train.y[first], train.sizes[:1])
     ones = torch.ones(train.x.shape[1])
     return Federation(train, test, classes, shape, shift=0 * ones, scale=ones, name=name)
 
@@ -183,7 +212,8 @@ def _mlp_model(workload: Workload) -> Model:
     return MLP(workload.features, CLASSES, hidden=128)
 
 
-def _module_model(workload: Workload) -> Model:
+def module_model(workload: Workload) -> Model:
+    """The workload's net as it is, for the engine."""
     return Module(workload.net, workload.shape, CLASSES)
 
 
@@ -234,7 +264,7 @@ WORKLOADS: dict[str, Workload] = {
             200,
             (1, 28, 28),
             convolutional_net,
-            _module_model,
+            module_model,
             "E·N·(4·|W₁|·o₁ + 6·Σ |Wₗ|·oₗ)",
             quick_clients=2,
             seconds=20,
@@ -246,7 +276,7 @@ WORKLOADS: dict[str, Workload] = {
             100,
             (1, 28, 28),
             normalised_net,
-            _module_model,
+            module_model,
             "E·N·(4·|W₁|·o₁ + 6·Σ |Wₗ|·oₗ)",
             quick_clients=2,
             seconds=15,

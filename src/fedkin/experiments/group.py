@@ -108,69 +108,93 @@ def _lacks_models(folder: records.RunFolder, plan: Plan) -> bool:
 
 def run_group(group: Sequence[Lane], listener: Listener) -> None:
     """Run a group until all its runs have ended, continuing from the last common checkpoint."""
-    config = group[0].plan.config
-    rounds, every = config.rounds, config.checkpoint_every
-    begin = max(set.intersection(*(lane.sound_rounds(rounds) for lane in group)))
-    going = [lane for lane in group if lane.takes_part(begin)]
-    states = [lane.folder.load(begin, lane.simulation.device) if begin else lane.simulation.start() for lane in going]
-    listener.together([lane.plan.name for lane in going if not lane.is_kept])
-    for lane, state in zip(going, states, strict=True):
-        if not lane.is_kept:
-            lane.done = lane.folder.records()[:begin]
-            if begin and not is_evaluated(begin - 1, config.evaluate_every, rounds):
-                # It was measured as the last round, which it no longer is.
-                lane.done[-1] = unmeasured(lane.done[-1], notes_of(lane.simulation, state, 0))
-            lane.folder.keep_records(lane.done)
-            lane.before = lane.folder.begin([other.plan.name for other in group], lane.plan.beside)
-            listener.about(lane.plan.name, lane.folder.path, lane.settings)
-            listener.begin(lane.plan.name, rounds, begin)
-    together = lanes.together([lane.simulation for lane in going])  # one object for all rounds, as it has caches
-    state = lanes.joined(states, together)
-    if begin < WATCHED:
-        _measure_first(going, together)
-    saved = time.monotonic()
-    while going:
-        if state.round < rounds:
-            state, new = play(
-                together,
-                [lane.simulation.local.l2 for lane in going],
-                state,
-                evaluate=is_evaluated(state.round, config.evaluate_every, rounds),
+    running = RunningGroup(group, listener)
+    while running.going:
+        running.round()
+    for lane in group:
+        lane.folder.tidy(group[0].plan.config.keep)
+
+
+class RunningGroup:
+    """A group between two rounds.
+
+    going     the runs that have not ended
+    together  their simulation: one object for all rounds, as it has caches
+    state     their common state
+    """
+
+    def __init__(self, group: Sequence[Lane], listener: Listener) -> None:
+        self.config, self.listener = group[0].plan.config, listener
+        rounds, every = self.config.rounds, self.config.evaluate_every
+        begin = max(set.intersection(*(lane.sound_rounds(rounds) for lane in group)))
+        self.going = [lane for lane in group if lane.takes_part(begin)]
+        states = [
+            lane.folder.load(begin, lane.simulation.device) if begin else lane.simulation.start() for lane in self.going
+        ]
+        listener.together([lane.plan.name for lane in self.going if not lane.is_kept])
+        for lane, state in zip(self.going, states, strict=True):
+            if not lane.is_kept:
+                lane.done = lane.folder.records()[:begin]
+                if begin and not is_evaluated(begin - 1, every, rounds):
+                    # It was measured as the last round, which it no longer is.
+                    lane.done[-1] = unmeasured(lane.done[-1], notes_of(lane.simulation, state, 0))
+                lane.folder.keep_records(lane.done)
+                lane.before = lane.folder.begin([other.plan.name for other in group], lane.plan.beside)
+                listener.about(lane.plan.name, lane.folder.path, lane.settings)
+                listener.begin(lane.plan.name, rounds, begin)
+        self._join(states)
+        if begin < WATCHED:
+            _measure_first(self.going, self.together)
+        self.saved = time.monotonic()
+
+    def _join(self, states: Sequence[State]) -> None:
+        self.together = lanes.together([lane.simulation for lane in self.going])
+        self.state = lanes.joined(states, self.together)
+
+    def round(self) -> None:
+        """Run one round: train, measure, write the records, and a checkpoint if one is due."""
+        config, rounds = self.config, self.config.rounds
+        new: list[Record] = []  # none if the group was interrupted between the last checkpoint and the result
+        if self.state.round < rounds:
+            self.state, new = play(
+                self.together,
+                [lane.simulation.local.l2 for lane in self.going],
+                self.state,
+                evaluate=is_evaluated(self.state.round, config.evaluate_every, rounds),
                 training=config.evaluate == "all",
                 tuning=config.tuning,
             )
-        else:
-            new = []  # interrupted between the last checkpoint and the result
-        if new and watched(state, rounds):
-            _warn_of_growth(going, together, state, new, listener)
-        for lane, record in zip(going, new, strict=False):
+        if new and watched(self.state, rounds):
+            _warn_of_growth(self.going, self.together, self.state, new, self.listener)
+        for lane, record in zip(self.going, new, strict=False):
             if not lane.is_kept:
                 lane.folder.append(record)
                 lane.done.append(record)
-                listener.round(lane.plan.name, record)
-        over = state.round >= rounds
-        diverged = [has_diverged(record) for record in new] or [False] * len(going)
-        if not (over or any(diverged) or state.round % every == 0 or time.monotonic() - saved > CHECKPOINT_SECONDS):
-            continue
-        parts = lanes.parted(state, [lane.simulation for lane in going])
-        for lane, part, left in zip(going, parts, diverged, strict=True):
+                self.listener.round(lane.plan.name, record)
+        diverged = [has_diverged(record) for record in new] or [False] * len(self.going)
+        due = self.state.round % config.checkpoint_every == 0 or time.monotonic() - self.saved > CHECKPOINT_SECONDS
+        if due or any(diverged) or self.state.round >= rounds:
+            self._checkpoint(diverged)
+
+    def _checkpoint(self, diverged: Sequence[bool]) -> None:
+        """Write the states of the runs that continue and the results of those that have ended, which leave."""
+        over = self.state.round >= self.config.rounds
+        parts = lanes.parted(self.state, [lane.simulation for lane in self.going])
+        for lane, part, left in zip(self.going, parts, diverged, strict=True):
             # First the runs that continue: if a crash follows, they have checkpoints of the round in which a run left.
             if not (lane.is_kept or left):
                 lane.folder.save(part)
-        saved = time.monotonic()
-        for lane, part, left in zip(going, parts, diverged, strict=True):
+        self.saved = time.monotonic()
+        for lane, part, left in zip(self.going, parts, diverged, strict=True):
             if (over or left) and not lane.is_kept:
                 lane.end(part, diverged=left)
                 assert lane.ended is not None
-                listener.end(lane.plan.name, lane.ended.summary, False)
+                self.listener.end(lane.plan.name, lane.ended.summary, False)
         stay = [not (over or left) for left in diverged]
         if not all(stay):
-            going = [lane for lane, on in zip(going, stay, strict=True) if on]
-            if going:
-                together = lanes.together([lane.simulation for lane in going])
-                state = lanes.joined([part for part, on in zip(parts, stay, strict=True) if on], together)
-    for lane in group:
-        lane.folder.tidy(config.keep)
+            self.going = [lane for lane, on in zip(self.going, stay, strict=True) if on]
+            if self.going:
+                self._join([part for part, on in zip(parts, stay, strict=True) if on])
 
 
 def _measure_first(going: Sequence[Lane], group: Simulation) -> None:
