@@ -17,7 +17,7 @@ from fedkin.engine.spaces.fused import Fused
 from fedkin.engine.spaces.plain import Plain
 from fedkin.engine.spaces.samples import FEW, Samples
 from fedkin.engine.spaces.script import Player
-from fedkin.models import MLP, CrossEntropy, Layered, Linear, Model
+from fedkin.models import MLP, CrossEntropy, Layered, Linear, Logistic, Model, Squared
 
 # Maximum size of a cohort's working set, in float32 numbers, so that it stays in the cache: batches of samples in a
 # core's own cache, Gram matrices in its share of the common cache.
@@ -104,7 +104,7 @@ class Steps:
         """Whether compiled steps support these steps and are worth loading."""
         if not isinstance(self.model, Linear | MLP) or self.device.type != "cpu" or not self.tracks:
             return False
-        if self.model.features < FEWEST_FEATURES:
+        if self.model.features < FEWEST_FEATURES or type(self.model.loss) not in (CrossEntropy, Logistic, Squared):
             return False
         first = self.model.first
         work = sum(cost(self.local, n, first.inputs, in_samples=False) for n in sizes) * first.outputs * self.lanes

@@ -287,8 +287,10 @@ class Simulation:
 
         It is cached until the algorithm changes, as by a schedule.
         """
-        playing = [cohort for cohort in cohorts if issubclass(cohort.space, Player)]
-        steps = max((cohort.steps for cohort in playing if cohort.space.clips or local.clip is None), default=0)
+        steps = 0
+        for cohort in cohorts:
+            if issubclass(cohort.space, Player) and (cohort.space.clips or local.clip is None):
+                steps = max(steps, cohort.steps)
         if not steps:
             return None
         if not (self._scripts and self._scripts[0].fits(algorithm, local, received, memory, steps)):
@@ -301,9 +303,12 @@ class Simulation:
         kept = self._kept.get(key)
         if type(kept) is space and kept.local is local and local.order == "fixed":
             return kept
-        given = [(local, n, self.seed, round.number, i) for i, n in zip(clients.tolist(), train.sizes[clients].tolist())]
+        given = [
+            (local, n, self.seed, round.number, i) for i, n in zip(clients.tolist(), train.sizes[clients].tolist())
+        ]
         if not issubclass(space, Plain | Samples):
-            return space(self.model, local, train, clients, [order_of_client(*one) for one in given])
+            compiled: Callable[..., Player] = space  # its class is imported on demand
+            return compiled(self.model, local, train, clients, [order_of_client(*one) for one in given])
         batches = [batches_of_client(*one) for one in given]
         if issubclass(space, Plain):
             return space(self.model, local, train, clients, batches)

@@ -13,7 +13,7 @@ from fedkin.engine.spaces import primal_kernels
 from fedkin.engine.spaces.combination import Factor
 from fedkin.engine.spaces.recipe import Recipe, after_rounds
 from fedkin.engine.spaces.script import Player, Script
-from fedkin.models import MLP, CrossEntropy, Layered, Logistic
+from fedkin.models import MLP, CrossEntropy, Layered, Logistic, Loss, Squared
 from fedkin.types import Integers, Tensors
 
 
@@ -24,7 +24,6 @@ class Primal(Player):
     """
 
     name: ClassVar[str] = "primal"
-    on_all_cores: ClassVar[bool] = False
     clips: ClassVar[bool] = True
 
     def __init__(
@@ -36,8 +35,7 @@ class Primal(Player):
         self.clients = []
         for i, order in zip(cohort.tolist(), orders, strict=True):
             x, y = clients.x[clients.rows(i)], clients.y[clients.rows(i)]
-            own = primal_kernels.ClientSamples(x.numpy(), y.float().numpy(), order, ends[len(y)])
-            self.clients.append(own)
+            self.clients.append(primal_kernels.in_order(x.numpy(), y.float().numpy(), order, ends[len(y)]))
 
     def play(self, script: Script, received: Tensors, memory: Tensors, into: Tensor | None) -> Tensors:
         def round(recipe: Recipe, vectors: list[Tensor], out: Tensor) -> None:
@@ -47,14 +45,17 @@ class Primal(Player):
         return after_rounds(round, script, self.counts[0], received, memory, into)
 
 
+LOSSES: dict[type[Loss], int] = {
+    CrossEntropy: primal_kernels.SOFTMAX,
+    Logistic: primal_kernels.LOGISTIC,
+    Squared: primal_kernels.SQUARED,
+}
+
+
 def network_of(model: Layered) -> primal_kernels.Network:
     """The model as the kernels see it."""
-    loss = (
-        primal_kernels.SOFTMAX
-        if isinstance(model.loss, CrossEntropy)
-        else (primal_kernels.LOGISTIC if isinstance(model.loss, Logistic) else primal_kernels.SQUARED)
-    )
-    return primal_kernels.Network(model.hidden if isinstance(model, MLP) else 0, model.outputs, loss)
+    hidden = model.hidden if isinstance(model, MLP) else 0
+    return primal_kernels.Network(model.first.inputs, hidden, model.outputs, LOSSES[type(model.loss)])
 
 
 def in_lanes(value: Factor | None, lanes: int) -> NDArray[np.float32]:

@@ -66,15 +66,18 @@ def add_scores(rows, row, count, columns, many, at, length, out, out_row):  # ty
         rows, out = rows + height * row, out + height * out_row
 
 
-@compiled("(int64, int64, int64, int64, int64, int64, int64, int64, int64, int64)")
-def add_sums(factors, row, step, count, lines, at, length, strips, out, out_row):  # type: ignore[no-untyped-def]
-    """Compute out += factors @ lines, over strips of sixteen columns from the offset `at` in each line."""
+@compiled("(int64, int64, int64, int64, int64, int64, int64, int64, int64, int64, int64)")
+def add_sums(factors, row, step, count, lines, ahead, at, length, strips, out, out_row):  # type: ignore[no-untyped-def]
+    """Compute out += factors @ lines, over strips of sixteen columns from the offset `at` in each line.
+
+    Meanwhile the lines that are listed at `ahead` are prefetched.
+    """
     tiles = (count + TALLEST - 1) // TALLEST
     for _ in range(strips):
-        own, place = factors, out
+        own, place, fetched = factors, out, ahead
         for number in range(tiles):
             height = count // tiles + (number < count % tiles)
-            tile = (own, row, step, lines, at, length, place, out_row)
+            tile = (own, row, step, lines, fetched, at, length, place, out_row)
             if height == 5:
                 sums_5(tile)
             elif height == 4:
@@ -85,7 +88,7 @@ def add_sums(factors, row, step, count, lines, at, length, strips, out, out_row)
                 sums_2(tile)
             else:
                 sums_1(tile)
-            own, place = own + height * row, place + height * out_row
+            own, place, fetched = own + height * row, place + height * out_row, lines
         at, out = at + STRIP * NUMBER, out + STRIP * NUMBER
 
 
@@ -121,11 +124,14 @@ def layer_scores(v, features, columns, many, z, edge):  # type: ignore[no-untype
         add_scores(edge.ctypes.data, edge.strides[0], outputs, columns.ctypes.data, many, last, 1, *place)
 
 
-@compiled("(float32[:, ::1], int64, int64[::1], int64, float32[::1], float32[:, ::1], float32[::1])")
-def layer_gradient(r, features, columns, many, g, edge, one):  # type: ignore[no-untyped-def]
-    """Add r x to the weights and Σ r to the biases at the beginning of g, for r (O, ≥ many), 0 beyond `many`."""
+@compiled("(float32[:, ::1], int64, int64[::1], int64[::1], int64, float32[::1], float32[:, ::1], float32[::1])")
+def layer_gradient(r, features, columns, following, many, g, edge, one):  # type: ignore[no-untyped-def]
+    """Add r x to the weights and Σ r to the biases at the beginning of g, for r (O, ≥ many), 0 beyond `many`.
+
+    Meanwhile the samples at `following` are prefetched.
+    """
     outputs, strips, rest = len(r), features // STRIP, features % STRIP
-    factors = (r.ctypes.data, r.strides[0], NUMBER, outputs, columns.ctypes.data)
+    factors = (r.ctypes.data, r.strides[0], NUMBER, outputs, columns.ctypes.data, following.ctypes.data)
     add_sums(*factors, 0, many, strips, g.ctypes.data, features * NUMBER)
     if rest > 0:
         edge[:outputs] = 0
@@ -141,18 +147,22 @@ def layer_gradient(r, features, columns, many, g, edge, one):  # type: ignore[no
         g[outputs * features + i] += edge[i, 0]
 
 
-@compiled("(float32[:, ::1], float32[::1], int64[::1], int64, float32, int64)")
-def residuals(z, y, rows, many, weight, loss):  # type: ignore[no-untyped-def]
-    """z ← weight · (mean(z) − coded(y)) for the first `many` samples (`fedkin.models.losses`), 0 for the others."""
+@compiled("(float32[:, ::1], float32[::1], int64, float32, int64)")
+def residuals(z, labels, many, weight, loss):  # type: ignore[no-untyped-def]
+    """Derivatives weight · (mean(z) − coded(y)) of the loss (`fedkin.models.losses`), in place of z (K, ≥ many).
+
+    For `many` samples with labels y; 0 beyond them.
+    """
     if loss == SOFTMAX:
         by = np.full(1, weight, dtype=np.float32)
         softmax_of((z.ctypes.data, z.strides[0], len(z), by.ctypes.data, (many + LANE - 1) // LANE))
         for j in range(many):
-            z[int(y[rows[j]]), j] -= weight
+            z[int(labels[j]), j] -= weight
     else:
-        for j in range(many):
-            mean = z[0, j] if loss == SQUARED else 1 / (1 + np.exp(-z[0, j]))
-            z[0, j] = weight * (mean - y[rows[j]])
+        for k in range(len(z)):
+            for j in range(many):
+                mean = z[k, j] if loss == SQUARED else 1 / (1 + np.exp(-z[k, j]))
+                z[k, j] = weight * (mean - labels[j])
     z[:, many:] = 0
 
 
@@ -160,18 +170,18 @@ def residuals(z, y, rows, many, weight, loss):  # type: ignore[no-untyped-def]
 
 
 @compiled(
-    "(float32[::1], float32[::1], int64, int64, int64[::1], float32[:, ::1], float32[:, ::1], float32[:, ::1],"
-    " float32[::1], float32[::1], int64[::1], int64, float32, int64, int64[::1])"
+    "(float32[::1], float32[::1], int64, int64, int64[::1], int64[::1],"
+    " float32[:, ::1], float32[:, ::1], float32[:, ::1], float32[::1], float32[::1], int64, float32, int64, int64[::1])"
 )
 def add_gradient(  # type: ignore[no-untyped-def]
-    v, g, features, hidden, columns, z, top, back, one, y, rows, many, weight, loss, lines
+    v, g, features, hidden, columns, following, z, top, back, one, labels, many, weight, loss, lines
 ):
     """Add the gradient of a block of samples at v to g, with weight for each sample."""
     edge = np.empty((max(len(z), len(top)), STRIP), dtype=np.float32)
     layer_scores(v, features, columns, many, z, edge)
     if hidden == 0:
-        residuals(z, y, rows, many, weight, loss)
-        layer_gradient(z, features, columns, many, g, edge, one)
+        residuals(z, labels, many, weight, loss)
+        layer_gradient(z, features, columns, following, many, g, edge, one)
         return
     classes, strips = len(top), z.shape[1] // STRIP
     for i in range(hidden):
@@ -182,17 +192,18 @@ def add_gradient(  # type: ignore[no-untyped-def]
     for k in range(classes):
         top[k] = v[output + classes * hidden + k]
     weights = v.ctypes.data + output * NUMBER
-    factors = (weights, hidden * NUMBER, NUMBER, classes, lines.ctypes.data)
+    factors = (weights, hidden * NUMBER, NUMBER, classes, lines.ctypes.data, lines.ctypes.data)
     add_sums(*factors, 0, hidden, strips, top.ctypes.data, top.strides[0])
-    residuals(top, y, rows, many, weight, loss)
+    residuals(top, labels, many, weight, loss)
     back[:] = 0
-    factors = (weights, NUMBER, hidden * NUMBER, hidden, lines[hidden:].ctypes.data)
+    rows_of_top = lines[hidden:].ctypes.data
+    factors = (weights, NUMBER, hidden * NUMBER, hidden, rows_of_top, rows_of_top)
     add_sums(*factors, 0, classes, strips, back.ctypes.data, back.strides[0])
     for i in range(hidden):
         for j in range(z.shape[1]):
             if not z[i, j] > 0:
                 back[i, j] = 0
-    layer_gradient(back, features, columns, many, g, edge, one)
+    layer_gradient(back, features, columns, following, many, g, edge, one)
     # ∂W₂ = r hᵀ, as dot products over the samples
     product = np.zeros((classes, hidden + hidden % PAIR), dtype=np.float32)
     width = (z.shape[1] // LANE, product.ctypes.data, product.strides[0])
@@ -218,7 +229,7 @@ def add_mixture(given, by, lane, first, out, size, pair):  # type: ignore[no-unt
 @compiled(
     "(int64[:, ::1], int64[::1], float32[:, :, ::1], float32[:, :, ::1], float32[:, ::1], float32[:, ::1],"
     " float32[:, ::1], float32[:, :, ::1], float32[:, ::1], float32[::1], float32[::1],"
-    " float32[:, ::1], float32[::1], int64[::1], int64[::1], int64, int64, int64)"
+    " int64[::1], float32[::1], int64[::1], int64, int64, int64, int64)"
 )
 def _primal_round(  # type: ignore[no-untyped-def]
     received,
@@ -232,15 +243,15 @@ def _primal_round(  # type: ignore[no-untyped-def]
     length,
     l2,
     clip,
-    x,
-    y,
-    order,
+    starts,
+    labels,
     ends,
+    features,
     hidden,
     outputs,
     loss,
 ):
-    features, lanes, steps = x.shape[1], join.shape[1], len(ends) - 1
+    lanes, steps = join.shape[1], len(ends) - 1
     first = hidden if hidden > 0 else outputs  # outputs of the first layer
     size = (features + 1) * first + ((hidden + 1) * outputs if hidden > 0 else 0)
     room = (size + 4 * LANE - 1) // (4 * LANE) * (4 * LANE)
@@ -265,7 +276,7 @@ def _primal_round(  # type: ignore[no-untyped-def]
         widest = max(widest, ends[k + 1] - ends[k])
     block = min(widest, max(STRIP, min(BLOCK, BLOCK_NUMBERS // features)))
     width = (block + STRIP - 1) // STRIP * STRIP
-    columns, one = np.empty(width, dtype=np.int64), np.ones(width, dtype=np.float32)
+    one = np.ones(width, dtype=np.float32)
     z, back = np.empty((first, width), dtype=np.float32), np.empty((hidden, width), dtype=np.float32)
     top, lines = np.empty((outputs, width), dtype=np.float32), np.empty(hidden + outputs, dtype=np.int64)
     for i in range(hidden):
@@ -275,7 +286,6 @@ def _primal_round(  # type: ignore[no-untyped-def]
     square = np.empty(1, dtype=np.float32)
 
     for k in range(steps):
-        count = ends[k + 1] - ends[k]
         for lane in range(lanes):
             own, evaluated = trail[lane].ctypes.data, v[lane].ctypes.data
             for s in range(len(points)):
@@ -288,17 +298,16 @@ def _primal_round(  # type: ignore[no-untyped-def]
                 mix(l2[lane], evaluated, 0, evaluated, g[lane].ctypes.data, size, pair)
             elif rescale[k, lane] != 1:
                 mix(rescale[k, lane], own, 0, own, own, size, pair)
-        for start in range(0, count, block):
-            many = min(block, count - start)
-            rows = order[ends[k] + start : ends[k] + start + many]
-            for j in range(many):
-                columns[j] = x.ctypes.data + rows[j] * x.strides[0]
-            columns[many:] = columns[many - 1]
+        for start in range(ends[k], ends[k + 1], block):
+            many = min(block, ends[k + 1] - start)
+            columns, following = starts[start:], starts[start + many :]
             for lane in range(lanes):
                 into = g[lane] if clipped else trail[lane]
-                weight = (np.float32(1) if clipped else join[k, lane]) / np.float32(count)
+                weight = (np.float32(1) if clipped else join[k, lane]) / np.float32(ends[k + 1] - ends[k])
+                ahead = following if lane == 0 else columns  # the first lane fetches for all
                 add_gradient(
-                    v[lane], into, features, hidden, columns, z, top, back, one, y, rows, many, weight, loss, lines
+                    *(v[lane], into, features, hidden, columns, ahead),
+                    *(z, top, back, one, labels[start:], many, weight, loss, lines),
                 )
         if clipped:
             for lane in range(lanes):
@@ -315,21 +324,34 @@ def _primal_round(  # type: ignore[no-untyped-def]
         add_mixture(received, last, lane, 1, out[lane], size, pair)
 
 
-class ClientSamples(NamedTuple):
-    """A client's samples; its k-th batch is order[ends[k]:ends[k + 1]].
+class OrderedSamples(NamedTuple):
+    """A client's samples x (n, D) in the order of a round.
 
-    x (n, D), y (n,), order (E·n,), ends (T + 1,)
+    starts  memory addresses of the samples, (E·n + BLOCK,), which end with repetitions of the last
+    labels  their labels, (E·n,)
+    ends    where the batches begin and end, (T + 1,)
     """
 
     x: NDArray[np.float32]
-    y: NDArray[np.float32]
-    order: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    labels: NDArray[np.float32]
     ends: NDArray[np.int64]
 
 
-class Network(NamedTuple):
-    """A model: the number of hidden units (0: linear), of outputs, and the loss (SOFTMAX, LOGISTIC, SQUARED)."""
+def in_order(
+    x: NDArray[np.float32], y: NDArray[np.float32], order: NDArray[np.int64], ends: NDArray[np.int64]
+) -> OrderedSamples:
+    """The samples x (n, D) with labels y (n,) in an order (E·n,)."""
+    if x.dtype != np.float32 or x.strides[1] != NUMBER:
+        raise ValueError(f"samples with consecutive float32 numbers are needed, not {x.dtype}")
+    starts = x.ctypes.data + x.strides[0] * np.append(order, np.full(BLOCK, order[-1]))
+    return OrderedSamples(x, starts, y[order], ends)
 
+
+class Network(NamedTuple):
+    """A model: number of features, of hidden units (0: linear), of outputs; loss (SOFTMAX, LOGISTIC, SQUARED)."""
+
+    features: int
     hidden: int
     outputs: int
     loss: int
@@ -339,7 +361,7 @@ def primal_round(
     recipe: Recipe,
     l2: NDArray[np.float32],
     clip: NDArray[np.float32],
-    clients: list[ClientSamples],
+    clients: list[OrderedSamples],
     network: Network,
     received: list[Tensor],
     out: Tensor,
@@ -349,9 +371,8 @@ def primal_round(
     With clipping the gradients of the recipe include the penalty of each lane, l2 (L,), and are cut to norms clip (L,);
     without, clip is empty, and the penalty is a part of the recipe.
     """
-    hidden, outputs, _ = network
-    features = clients[0].x.shape[1]
+    features, hidden, outputs, _ = network
     size = (features + 1) * (hidden or outputs) + ((hidden + 1) * outputs if hidden else 0)
-    starts, ends = np.stack([addresses(vectors, size) for vectors in received], axis=-1), addresses(out, size)
-    for client, samples in enumerate(clients):
-        _primal_round(starts[client], ends[client], *recipe, l2, clip, *samples, *network)
+    given, into = np.stack([addresses(vectors, size) for vectors in received], axis=-1), addresses(out, size)
+    for client, (_, starts, labels, ends) in enumerate(clients):
+        _primal_round(given[client], into[client], *recipe, l2, clip, starts, labels, ends, *network)

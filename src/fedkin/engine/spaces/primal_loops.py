@@ -23,9 +23,7 @@ def _scores_tile(height: int) -> Any:
         def line(k: Any, sums: list[Any]) -> list[Any]:
             own = [v.load(v.at(start, (VECTOR, k))) for start in starts]
             factors = [v.load(v.at(rows, (row, i), (VECTOR, k))) for i in range(height)]
-            return [
-                v.multiply_add(factors[i], own[j], sums[PAIR * i + j]) for i in range(height) for j in range(PAIR)
-            ]
+            return [v.multiply_add(factors[i], own[j], sums[PAIR * i + j]) for i in range(height) for j in range(PAIR)]
 
         sums = v.loop(length, [v.zero] * PAIR * height, line)
         for i in range(height):
@@ -38,14 +36,16 @@ def _scores_tile(height: int) -> Any:
 def _sums_tile(height: int) -> Any:
     """Code for out += factors @ lines, with `height` rows and sixteen columns.
 
-    The starts of the lines are listed in memory. Factor k of row i is at factors + i·row + k·step.
+    The starts of the lines are listed in memory, and those of lines to be prefetched at `ahead`. Factor k of row i is
+    at factors + i·row + k·step.
     """
 
     def write(v: VectorWriter, *places: Any) -> None:
-        factors, row, step, lines, at, length, out, out_row = places
+        factors, row, step, lines, ahead, at, length, out, out_row = places
 
         def line(k: Any, sums: list[Any]) -> list[Any]:
-            start = v.at(v.load(v.at(lines, (ADDRESS, k)), ADDRESS_TYPE), (1, at))
+            start, following = (v.at(v.load(v.at(i, (ADDRESS, k)), ADDRESS_TYPE), (1, at)) for i in (lines, ahead))
+            v.fetch(following)
             own = [v.load(v.at(start, (VECTOR, j))) for j in range(PAIR)]
             by = [v.spread(v.at(factors, (row, i), (step, k))) for i in range(height)]
             return [v.multiply_add(by[i], own[j], sums[PAIR * i + j]) for i in range(height) for j in range(PAIR)]
