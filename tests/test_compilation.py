@@ -18,7 +18,6 @@ from numba.core import caching
 
 from fedkin.engine import cohorts
 from fedkin.engine.spaces import compilation
-from fedkin.engine.spaces.samples import Samples
 
 FACTOR, OTHER = 1234.5678, 4321.8765
 SOURCE = f"""
@@ -143,7 +142,7 @@ def test_code_compiled_from_other_sources_is_not_used(
 def test_sources_are_all_modules_that_are_compiled() -> None:
     """Those with code for Numba, and what they import of this package."""
     folder = Path(compilation.__file__).parent
-    for name in ("kernels.py", "inner_loops.py", "vectors.py"):
+    for name in ("kernels.py", "inner_loops.py", "primal_kernels.py", "primal_loops.py", "vectors.py"):
         for line in (folder / name).read_text().splitlines():
             if line.startswith("from fedkin.engine.spaces."):
                 assert f"{line.split()[1].rpartition('.')[2]}.py" in compilation.COMPILED_SOURCES
@@ -182,13 +181,13 @@ def test_a_compiler_that_fails_is_mentioned_and_done_without(monkeypatch: pytest
         return real(name, *others)
 
     real = __builtins__["__import__"]  # type: ignore[index]
-    cohorts.compiled_samples.cache_clear()
+    cohorts.compiled_spaces.cache_clear()
     monkeypatch.setitem(__builtins__, "__import__", broken)  # type: ignore[arg-type]
     try:
         with pytest.warns(UserWarning, match=r"cannot compile the local steps \(RuntimeError: LLVM ERROR\)"):
-            assert cohorts.compiled_samples() is Samples
+            assert cohorts.compiled_spaces() is None
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            assert cohorts.compiled_samples() is Samples
+            assert cohorts.compiled_spaces() is None
     finally:
-        cohorts.compiled_samples.cache_clear()
+        cohorts.compiled_spaces.cache_clear()

@@ -183,14 +183,21 @@ def test_lanes_equal_runs_alone(kind: str, model: str) -> None:
         torch.testing.assert_close(together.model[lane], played(run).model, rtol=1e-4, atol=1e-6)
 
 
-def test_compiled_rounds_are_for_softmax_alone() -> None:
-    """Steps that are compiled for softmax regression are not for the other losses, with all else the same."""
+def test_gram_matrices_are_compiled_for_softmax_alone() -> None:
+    """The other losses have compiled rounds on parameters only, and a loss of one's own has none."""
     pytest.importorskip("numba")
-    for loss, expected in ((CROSS_ENTROPY, True), (Logistic(), False), (Squared(), False)):
-        model = Linear(150, 4, loss)
-        local, cpu = Local(10, 64), torch.device("cpu")
-        steps = Steps(model, local, cpu, linear=True, tracks=True, lanes=1, returning=True, repeated=True)
-        assert steps._compilable([20_000] * 10) == expected
+
+    class Own(Squared):
+        pass
+
+    local, cpu = Local(10, 64), torch.device("cpu")
+    for loss, expected in ((CROSS_ENTROPY, "compiled"), (Logistic(), "samples"), (Squared(), "samples")):
+        steps = Steps(Linear(150, 4, loss), local, cpu, True, True, lanes=1, returning=True, repeated=True)
+        assert {space.name for space in steps.spaces([200] * 1000).values()} == {expected}
+        shuffled = replace(steps, repeated=False)
+        assert {space.name for space in shuffled.spaces([200] * 1000).values()} == {"primal"}
+        own = replace(shuffled, model=Linear(150, 4, Own()))
+        assert {space.name for space in own.spaces([200] * 1000).values()} <= {"samples", "fused"}
 
 
 def test_linear_regression_finds_least_squares() -> None:

@@ -70,15 +70,23 @@ class Local:
         >>> Local(epochs=1, batch_size=2, order="fixed").batches(3, np.random.default_rng(0))
         [array([0, 1]), array([2])]
         """
-        batches = []
-        for _ in range(1 if self.steps else self.epochs):
-            order = rng.permutation(samples) if self.order == "shuffled" else np.arange(samples)
-            if self.steps:
-                batches += np.array_split(order, min(self.steps, samples))
-            else:
-                width = self.width(samples)
-                batches += np.split(order, range(width, samples, width))
-        return batches
+        return np.split(self.order_of(samples, rng), self.ends(samples)[1:-1])
+
+    def order_of(self, samples: int, rng: np.random.Generator) -> NDArray[np.int64]:
+        """Positions among a client's samples in the order of a round, all epochs one after another."""
+        passes = 1 if self.steps else self.epochs
+        if self.order == "fixed":
+            return np.tile(np.arange(samples), passes)
+        return np.concatenate([rng.permutation(samples) for _ in range(passes)])
+
+    def ends(self, samples: int) -> NDArray[np.int64]:
+        """Where the batches begin and end in the order of a round, (T + 1,)."""
+        if self.steps:  # as equal as possible, the longer ones first
+            count = self.count(samples)
+            return np.arange(count + 1) * (samples // count) + np.minimum(np.arange(count + 1), samples % count)
+        width = self.width(samples)
+        ends = np.append(np.arange(width, samples, width), samples)
+        return np.append(0, (np.arange(self.epochs)[:, None] * samples + ends).ravel())
 
     def count(self, samples: int) -> int:
         """Number of local steps of a client with this many samples; at most one per sample if `steps` is given."""

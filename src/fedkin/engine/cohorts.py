@@ -16,18 +16,23 @@ from fedkin.algorithms.local import Local
 from fedkin.engine.spaces.fused import Fused
 from fedkin.engine.spaces.plain import Plain
 from fedkin.engine.spaces.samples import FEW, Samples
-from fedkin.models import CrossEntropy, Layered, Linear, Model
+from fedkin.engine.spaces.script import Player
+from fedkin.models import MLP, CrossEntropy, Layered, Linear, Logistic, Model, Squared
 
 # Maximum size of a cohort's working set, in float32 numbers, so that it stays in the cache: batches of samples in a
 # core's own cache, Gram matrices in its share of the common cache.
 BATCH_NUMBERS = 1 << 18
 GRAM_NUMBERS = 2 << 20
 
-# Compiled steps are loaded if a round takes more than MUCH multiplications: shorter rounds take less time than the
-# loading. They need at least three rows, one for each lane and each class but the last.
-MUCH, FEWEST_ROWS = 1e9, 3
+# Compiled steps are loaded if a round takes more than MUCH multiplications: the loading takes longer than many shorter
+# rounds. A compiled cohort of small clients takes about CALL multiplications, so that Python's part is small.
+MUCH, CALL = 2e8, 3e7
 
-Where = type[Plain] | type[Samples]
+# Compiled steps read sixteen features at a time. In sample space they need at least three rows, one for each lane and
+# each class but the last.
+FEWEST_FEATURES, FEWEST_ROWS = 16, 3
+
+Where = type[Plain] | type[Player]
 
 
 def cost(local: Local, samples: int, features: int, in_samples: bool) -> float:
@@ -73,42 +78,54 @@ class Steps:
     repeated: bool
 
     def spaces(self, sizes: Sequence[int]) -> dict[int, Where]:
-        """The space of clients, by their number of samples."""
+        """The space of clients, by their number of samples.
+
+        Compiled, clients work in sample space if their Gram matrix is kept and their batches are the same in every
+        round, and else on parameters. Not compiled, they work where it takes fewer multiplications.
+        """
         model = self.model
         if not self.linear:
             return dict.fromkeys(sizes, Plain)
         if not isinstance(model, Layered) or self.local.optimizer == "adam":  # which computes with single parameters
             return dict.fromkeys(sizes, Fused)
-        not_tiny = compiled_samples() if self._compilable(sizes) else Samples
         pay = {n: samples_pay(self.local, n, model, self.returning) for n in set(sizes)}
-        return {n: (not_tiny if n >= FEW else Samples) if pay[n] else Fused for n in pay}
+        compiled = compiled_spaces() if self._compilable(sizes) else None
+        if compiled is None:
+            return {n: Samples if pay[n] else Fused for n in pay}
+        in_samples, on_parameters = compiled
+        if not (self.returning and self.repeated) or self.local.clip is not None:
+            return dict.fromkeys(pay, on_parameters)
+        softmax = isinstance(model, Linear) and isinstance(model.loss, CrossEntropy)
+        softmax = softmax and self.lanes * (model.outputs - 1) >= FEWEST_ROWS
+        not_tiny = in_samples if softmax else Samples
+        return {n: (not_tiny if n >= FEW else Samples) if pay[n] else on_parameters for n in pay}
 
     def _compilable(self, sizes: Sequence[int]) -> bool:
         """Whether compiled steps support these steps and are worth loading."""
-        if not isinstance(self.model, Linear) or self.device.type != "cpu":
+        if not isinstance(self.model, Linear | MLP) or self.device.type != "cpu" or not self.tracks:
             return False
-        if not isinstance(self.model.loss, CrossEntropy):  # all that the kernels can do
+        if self.model.features < FEWEST_FEATURES or type(self.model.loss) not in (CrossEntropy, Logistic, Squared):
             return False
-        if not self.tracks or self.local.clip is not None or not (self.returning and self.repeated):
-            return False
-        work = sum(cost(self.local, n, self.model.first.inputs, in_samples=True) for n in sizes) * self.model.outputs
-        return work > MUCH and self.lanes * (self.model.outputs - 1) >= FEWEST_ROWS
+        first = self.model.first
+        work = sum(cost(self.local, n, first.inputs, in_samples=False) for n in sizes) * first.outputs * self.lanes
+        return work > MUCH
 
 
 @cache
-def compiled_samples() -> type[Samples]:
-    """Sample space with compiled rounds if Numba is installed and works, else without."""
+def compiled_spaces() -> tuple[type[Samples], type[Player]] | None:
+    """Sample space and parameters with compiled rounds; None if Numba is not installed or does not work."""
     try:
         from fedkin.engine.spaces.compiled import Compiled
+        from fedkin.engine.spaces.primal import Primal
     except ImportError:
-        return Samples
+        return None
     except Exception as error:  # whatever the compiler raises
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         warnings.warn(
             f"Numba cannot compile the local steps ({reason}), so they take longer: reinstall it", stacklevel=2
         )
-        return Samples
-    return Compiled
+        return None
+    return Compiled, Primal
 
 
 @dataclass(frozen=True)
@@ -140,8 +157,11 @@ def cohorts_of(sizes: Sequence[int], features: int, steps: Steps) -> Iterator[Co
 
     def room(most: int, n: int, place: int) -> int:
         """Maximum number of clients, if the first has the most samples and the next has n."""
-        if not issubclass(spaces[most], Samples):
+        if issubclass(spaces[most], Plain):
             return BATCH_NUMBERS // (local.width(most) * features)
+        if not issubclass(spaces[most], Samples):  # compiled on parameters
+            work = cost(local, most, features, in_samples=False) * outputs * steps.lanes
+            return int(CALL / work) if local.count(n) == local.count(most) else 1
         # In sample space the batches must have the same positions at all clients, which requires padding.
         aligned = local.order == "fixed" and not local.steps
         aligned = aligned and local.count(n) == local.count(most) and 4 * n >= 3 * most

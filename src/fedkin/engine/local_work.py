@@ -77,6 +77,11 @@ def batches_of_client(local: Local, samples: int, seed: int, round: int, client:
     return local.batches(samples, random_numbers(seed, "batches", round, client))
 
 
+def order_of_client(local: Local, samples: int, seed: int, round: int, client: int) -> Integers:
+    """The same batches, one after another; they end at `local.ends(samples)`."""
+    return local.order_of(samples, random_numbers(seed, "batches", round, client))
+
+
 class SampleLosses:
     """Loss of the clients' models on their training samples: the `Losses` of an algorithm."""
 

@@ -23,13 +23,21 @@ from fedkin.algorithms.rounds import PURPOSES
 from fedkin.buffers import room
 from fedkin.data.federation import Federation
 from fedkin.engine.cohorts import Cohort, Steps, Where, cohorts_of
-from fedkin.engine.local_work import SampleLosses, batches_of_client, script_of, take_steps, two_steps, without_roots
+from fedkin.engine.local_work import (
+    SampleLosses,
+    batches_of_client,
+    order_of_client,
+    script_of,
+    take_steps,
+    two_steps,
+    without_roots,
+)
 from fedkin.engine.optimizers import check_optimizer, refuse_adam
 from fedkin.engine.spaces.fused import Fused
 from fedkin.engine.spaces.plain import Plain, is_run
 from fedkin.engine.spaces.prepared import prepare
 from fedkin.engine.spaces.samples import Samples
-from fedkin.engine.spaces.script import Script
+from fedkin.engine.spaces.script import Player, Script
 from fedkin.engine.traffic import Traffic, lane_traffic, traffic_of
 from fedkin.errors import BadInput
 from fedkin.graph.similarity import SimilarityGraph
@@ -196,10 +204,11 @@ class Simulation:
                     mine, own, SampleLosses(self.model, self.federation.train, clients, self.federation.validation)
                 )
             space = self._space(local, clients, cohort.space, round)
-            if isinstance(space, Samples) and script:
+            if isinstance(space, Player) and script:
                 lowered = space.play(script, mine, own, into)
                 w, own = lowered.pop("w"), lowered
             else:
+                assert isinstance(space, Plain | Samples), "the others only execute scripts"
                 w, own = take_steps(algorithm, space, mine, own, max(space.counts))
             steps = torch.tensor(space.counts, dtype=w.dtype, device=self.device).unsqueeze(-1)
             sent, own = algorithm.reply(w, mine, own, steps)
@@ -271,25 +280,34 @@ class Simulation:
     def _script(
         self, algorithm: Algorithm, local: Local, received: Any, memory: Any, cohorts: list[Cohort]
     ) -> Script | None:
-        """The trace of the steps in sample space, as long as the longest cohort requires.
+        """The trace of the steps for the spaces that execute it, as long as the longest cohort requires.
 
         It is cached until the algorithm changes, as by a schedule.
         """
-        steps = max((cohort.steps for cohort in cohorts if issubclass(cohort.space, Samples)), default=0)
-        if not steps or local.clip is not None:
+        steps = 0
+        for cohort in cohorts:
+            if issubclass(cohort.space, Player) and (cohort.space.clips or local.clip is None):
+                steps = max(steps, cohort.steps)
+        if not steps:
             return None
         if not (self._scripts and self._scripts[0].fits(algorithm, local, received, memory, steps)):
             self._scripts[:] = [script_of(algorithm, local, self.device, received, memory, steps)]
         return self._scripts[0]
 
-    def _space(self, local: Local, clients: Integers, space: Where, round: Round) -> Plain | Samples:
+    def _space(self, local: Local, clients: Integers, space: Where, round: Round) -> Plain | Player:
         """The space of a cohort. Sample spaces are cached if all clients are sampled in every round."""
         train, key = self.federation.train, clients.tobytes()
         kept = self._kept.get(key)
         if type(kept) is space and kept.local is local and local.order == "fixed":
             return kept
-        batches = [batches_of_client(local, int(train.sizes[i]), self.seed, round.number, int(i)) for i in clients]
-        if not issubclass(space, Samples):
+        given = [
+            (local, n, self.seed, round.number, i) for i, n in zip(clients.tolist(), train.sizes[clients].tolist())
+        ]
+        if not issubclass(space, Plain | Samples):
+            compiled: Callable[..., Player] = space  # its class is imported on demand
+            return compiled(self.model, local, train, clients, [order_of_client(*one) for one in given])
+        batches = [batches_of_client(*one) for one in given]
+        if issubclass(space, Plain):
             return space(self.model, local, train, clients, batches)
         assert isinstance(self.model, Layered)
         ready = kept.ready if type(kept) is Samples else prepare(train, clients, self.model)

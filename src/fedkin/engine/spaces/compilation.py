@@ -29,7 +29,10 @@ if config.DISABLE_JIT:  # type: ignore[attr-defined] # it is set at run time
     raise ImportError("compiled steps are switched off by NUMBA_DISABLE_JIT")
 
 OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
-COMPILED_SOURCES = ("kernels.py", "inner_loops.py", "vectors.py", "compilation.py")
+COMPILED_SOURCES = (
+    *("kernels.py", "inner_loops.py", "primal_kernels.py", "primal_loops.py"),
+    *("recipe.py", "vectors.py", "compilation.py"),
+)
 
 
 def compiled(signature: str) -> Callable[[Any], Any]:

@@ -34,6 +34,7 @@ from fedkin.engine.spaces.inner_loops import (
     three_rows,
     turn_samples,
 )
+from fedkin.engine.spaces.recipe import Recipe
 from fedkin.engine.spaces.vectors import LANE, NUMBER
 
 # -- rows times panels -------------------------------------------------------------------------------------------------
@@ -278,27 +279,6 @@ def softmax_steps(  # type: ignore[no-untyped-def]
 
 
 # -- a round -----------------------------------------------------------------------------------------------------------
-
-
-class Recipe(NamedTuple):
-    """Coefficients of T steps of an algorithm in L lanes.
-
-    points   (N, L, S)  linear combinations of S received vectors at which scores are computed
-    factors  (T, N, L)  a step evaluates the gradient g at Σ factors·points + scale·trail,
-    scale    (T, L)
-    rescale  (T, L)     then trail ← rescale·trail + join·g;
-    join     (T, L)
-    base     (T, L, S)  the model after the step is Σ base·received + length·trail
-    length   (T, L)
-    """
-
-    points: NDArray[np.float32]
-    factors: NDArray[np.float32]
-    scale: NDArray[np.float32]
-    rescale: NDArray[np.float32]
-    join: NDArray[np.float32]
-    base: NDArray[np.float32]
-    length: NDArray[np.float32]
 
 
 class PackedClients(NamedTuple):

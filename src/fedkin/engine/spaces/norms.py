@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 class Norms:
     """The part of `Samples` that clips gradients."""
 
-    def _cut(self: "Samples", g: Combination) -> Combination:  # type: ignore[misc]
+    def _whole(self: "Samples", name: str, v: Combination) -> Combination:  # type: ignore[misc]
+        """The gradient at v with penalty, clipped."""
+        g = Combination({name: 1.0}) + self.local.l2 * v
         square, clip = self._square(terms_of(g, self.device)), self.local.clip
         return g if square is None or clip is None else shrink(square.sqrt(), clip) * g
 

@@ -16,7 +16,7 @@ from fedkin.engine.spaces.combination import Combination, Scalar, add, combined,
 from fedkin.engine.spaces.norms import Norms
 from fedkin.engine.spaces.plain import Batches
 from fedkin.engine.spaces.prepared import GramBatch, Prepared, batches_of
-from fedkin.engine.spaces.script import Evaluate, Instruction, Script, Settle, Symbolic, Term, Update
+from fedkin.engine.spaces.script import Evaluate, Instruction, Player, Script, Settle, Symbolic, Term, Update
 from fedkin.models import Layered
 from fedkin.types import Tensors
 
@@ -33,7 +33,7 @@ class Fresh:
     tail: Tensor
 
 
-class Samples(Norms, Symbolic):
+class Samples(Norms, Symbolic, Player):
     """Parameters as linear combinations of lasting vectors (received or remembered) and of the client's samples.
 
     The gradient of the first layer on a batch is r x, where r is the gradient with respect to its scores. A trail is
@@ -54,7 +54,6 @@ class Samples(Norms, Symbolic):
         self.batches = batches_of(ready, batches)
 
     def play(self, script: Script, received: Tensors, memory: Tensors, into: Tensor | None) -> Tensors:
-        """Execute a script: `w` and the memory after the steps, as tensors."""
         self.lift(received, memory)
         self.points, steps = script.points, max(self.counts)
         for instructions in script.steps[:steps]:

@@ -8,9 +8,10 @@ traced once (`Script`), and every cohort executes the instructions on its own sa
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
+from torch import Tensor
 
 from fedkin.algorithms.local import Local
 from fedkin.engine.spaces.combination import Combination, Factor, Scalar, factor, is_moderate, proportion, squeezed
@@ -102,7 +103,7 @@ class Symbolic(ABC):
             name = f"fresh {len(self.fresh_names)}"
             self.fresh_names.append(name)
             self._execute(Evaluate(k, name, terms_of(v, self.device)))
-            return self._cut(Combination({name: 1.0}) + self.local.l2 * v)
+            return self._whole(name, v)
 
         return gradient
 
@@ -165,9 +166,27 @@ class Symbolic(ABC):
     def _execute(self, instruction: Instruction) -> None:
         """Execute or record an instruction."""
 
-    def _cut(self, g: Combination) -> Combination:
-        """A gradient, clipped to norm G."""
-        return g
+    def _whole(self, name: str, v: Combination) -> Combination:
+        """The gradient at v, from that of the loss."""
+        return Combination({name: 1.0}) + self.local.l2 * v
+
+
+class Player(ABC):
+    """A space that executes scripts.
+
+    on_all_cores  whether a single cohort can use several cores
+    clips         whether it executes scripts with clipping
+    """
+
+    name: ClassVar[str]
+    on_all_cores: ClassVar[bool] = False
+    clips: ClassVar[bool] = False
+    local: Local
+    counts: list[int]  # number of steps of each client
+
+    @abstractmethod
+    def play(self, script: "Script", received: Tensors, memory: Tensors, into: Tensor | None) -> Tensors:
+        """Execute a script: `w` and the memory after the steps, as tensors; `w` is written to `into`, if given."""
 
 
 class Script(Symbolic):
@@ -178,7 +197,6 @@ class Script(Symbolic):
     """
 
     def __init__(self, algorithm: object, local: Local, device: torch.device) -> None:
-        assert local.clip is None, "clipping depends on the samples and cannot be traced"
         self.algorithm, self.local, self.device = algorithm, local, device
         self.steps: list[list[Instruction]] = [[]]
         self.after: list[dict[str, Combination]] = []
@@ -202,6 +220,10 @@ class Script(Symbolic):
 
     def lower(self, vectors: dict[str, Any], into: object = None) -> Tensors:
         return {}  # a trace has no values
+
+    def _whole(self, name: str, v: Combination) -> Combination:
+        """With clipping, which depends on the samples, the new vector is the gradient with penalty, clipped."""
+        return super()._whole(name, v) if self.local.clip is None else Combination({name: 1.0})
 
     def _execute(self, instruction: Instruction) -> None:
         self.steps[-1].append(instruction)

@@ -80,6 +80,19 @@ class VectorWriter:
     def _shuffled(self, one: Any, other: Any, places: list[int]) -> Any:
         return self.builder.shuffle_vector(one, other, ir.Constant(ir.VectorType(WORD_TYPE, self.lane), places))
 
+    def total(self, vector: Any) -> Any:
+        """The sum of a vector's numbers: halves are added until one number is left."""
+        half = self.lane // 2
+        while half:
+            vector = self.builder.fadd(vector, self._shuffled(vector, vector, [j ^ half for j in range(self.lane)]))
+            half //= 2
+        return self.builder.extract_element(vector, ir.Constant(WORD_TYPE, 0))
+
+    def add_number(self, number: Any, address: Any) -> None:
+        """Add a number to the one at an address."""
+        place = self.builder.inttoptr(address, NUMBER_TYPE.as_pointer())
+        self.builder.store(self.builder.fadd(self.builder.load(place, align=NUMBER), number), place, align=NUMBER)
+
     def multiply_add(self, one: Any, other: Any, to: Any) -> Any:
         """Fused multiply-add: one · other + to."""
         return self.builder.call(self._multiply_add, [one, other, to])
