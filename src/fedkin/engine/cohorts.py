@@ -16,7 +16,7 @@ from fedkin.algorithms.local import Local
 from fedkin.engine.spaces.fused import Fused
 from fedkin.engine.spaces.plain import Plain
 from fedkin.engine.spaces.samples import FEW, Samples
-from fedkin.models import CrossEntropy, Layered, Linear, Model
+from fedkin.models import CrossEntropy, Layered, Linear, Model, Module
 
 # Maximum size of a cohort's working set, in float32 numbers, so that it stays in the cache: batches of samples in a
 # core's own cache, Gram matrices in its share of the common cache.
@@ -140,6 +140,8 @@ def cohorts_of(sizes: Sequence[int], features: int, steps: Steps) -> Iterator[Co
 
     def room(most: int, n: int, place: int) -> int:
         """Maximum number of clients, if the first has the most samples and the next has n."""
+        if isinstance(model, Module) and not model.stacks(local.width(most)):
+            return 1  # so that threads share the clients
         if not issubclass(spaces[most], Samples):
             return BATCH_NUMBERS // (local.width(most) * features)
         # In sample space the batches must have the same positions at all clients, which requires padding.
