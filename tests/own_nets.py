@@ -53,7 +53,31 @@ class Deciding(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         z = self.out(x)
-        return torch.as_tensor(z if float(z.sum()) > 0 else 2 * z)
+        return torch.as_tensor(z if float(z.detach().sum()) > 0 else 2 * z)
+
+
+class Frozen(nn.Module):
+    """Fixed random features and a layer that is trained, as in fine-tuning."""
+
+    def __init__(self, hidden: int = 4) -> None:
+        super().__init__()
+        self.features, self.out = nn.Linear(5, hidden), nn.Linear(hidden, 3)
+        self.features.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.as_tensor(self.out(torch.tanh(self.features(x))))
+
+
+class Centred(nn.Module):
+    """Scores relative to their mean over the batch: other samples matter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = self.out(x)
+        return torch.as_tensor(z - z.mean(0))
 
 
 class Rows(nn.Module):
@@ -88,3 +112,10 @@ class Digits(nn.Sequential):
 
     def __init__(self) -> None:
         super().__init__(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 10))
+
+
+class Dropping(nn.Sequential):
+    """A network with dropout for images of 8 × 8."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Flatten(), nn.Linear(64, 200), nn.ReLU(), nn.Dropout(0.5), nn.Linear(200, 10))

@@ -16,10 +16,23 @@ from conftest import small_federation
 from fedkin import FedAvg, Local, from_arrays
 from fedkin.data import federate
 from fedkin.data.federation import Federation
+from fedkin.engine.simulation import Simulation
 from fedkin.errors import BadInput
 from fedkin.experiments import plans
-from fedkin.models import Module, build_model, plain_module
-from own_nets import Counting, Deciding, Positions, Tied, Viewing
+from fedkin.graph.similarity import SimilarityGraph
+from fedkin.models import Model, Module, build_model, plain_module
+from own_nets import Centred, Counting, Deciding, Digits, Dropping, Frozen, Positions, Tied, Viewing
+
+
+def simulation(federation: Federation, model: Model, local: Local) -> Simulation:
+    """FedAvg, weighted by samples."""
+    sizes = federation.train.sizes
+    graph = SimilarityGraph.edgeless(len(sizes))
+    return Simulation(federation, model, FedAvg(step_size=0.5), graph, sizes / sizes.sum(), local, seed=3)
+
+
+def one_round(run: Simulation) -> Tensor:
+    return run.advance(run.start()).model
 
 
 def gradients_agree(model: Module, x: Tensor, classes: int = 3) -> None:
@@ -49,9 +62,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], torch.dtype]] =
 @pytest.mark.parametrize("case", CASES)
 def test_gradients_of_stacked_clients(case: str, batch: int) -> None:
     make, shape, dtype = CASES[case]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        model = Module(make, shape, 3, dtype=dtype)
+    model = Module(make, shape, 3, dtype=dtype)
     clients, features = (5, int(np.prod(shape))) if batch < 100 else (2, int(np.prod(shape)))
     torch.manual_seed(0)
     x = torch.randn(clients, batch, features)
@@ -69,14 +80,104 @@ def test_tied_weights_are_trained_as_one() -> None:
 
 
 def test_a_module_that_vmap_does_not_support_is_computed_client_by_client() -> None:
-    with pytest.warns(UserWarning, match="cannot be computed for several clients at once"):
-        model = Module(Deciding, (5,), 3)
+    model = Module(Deciding, (5,), 3)
     assert not model.stackable
     assert Module(Viewing, (1, 4, 4), 3).stackable
     assert not Module(Viewing, (1, 4, 4), 3).channels_last
     small = small_federation()
-    result = fedkin.train(small, FedAvg(step_size=0.1), model=model, graph="uniform", rounds=2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        result = fedkin.train(small, FedAvg(step_size=0.1), model=model, graph="uniform", rounds=2)
     assert np.isfinite(result.train_loss).all()
+
+
+def test_batches_are_not_padded_if_samples_depend_on_each_other() -> None:
+    """A client of 9 samples in batches of 4 ends with a batch of one, whose mean must not be that of four."""
+    model = Module(Centred, (5,), 3)
+    assert not model.stackable
+    assert Module(Tied, (5,), 3).stackable
+    local = Local(epochs=2, batch_size=4, order="fixed")
+    run = simulation(small_federation(sizes=(4, 9, 5, 6, 7)), model, local)
+    torch.testing.assert_close(one_round(run), one_round(replace(run, stacked=False)))
+
+
+# -- frozen parameters -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("hidden", [4, 4000], ids=["together", "one by one"])
+def test_frozen_parameters_stay(hidden: int) -> None:
+    """P counts the last layer alone; a step moves it as plain PyTorch does, and the first layer not at all."""
+
+    def make() -> nn.Module:
+        return Frozen(hidden)
+
+    model = Module(make, (5,), 3)
+    assert model.size == 3 * hidden + 3
+    assert model.stacks(9) == (hidden == 4)
+    federation = small_federation()
+    run = simulation(federation, model, Local(epochs=1, batch_size=100, order="fixed", l2=0.1))
+    after, net = one_round(run), Frozen(hidden)
+    fixed = plain_module(model, after).state_dict()["features.weight"]
+    net.load_state_dict(plain_module(model, model.start(run.seed)).state_dict())
+    assert torch.equal(net.features.weight, fixed), "what the model keeps is what it computes with"
+    # With one step per client, the average of the models is one step on all samples.
+    train = federation.train
+    loss = nn.functional.cross_entropy(net(train.x), train.y)
+    loss = loss + 0.05 * sum(p.square().sum() for p in net.out.parameters())
+    weight, bias = torch.autograd.grad(loss, [net.out.weight, net.out.bias])
+    expected = torch.cat([(net.out.weight - 0.5 * weight).flatten(), net.out.bias - 0.5 * bias])
+    torch.testing.assert_close(after, expected.detach(), rtol=1e-4, atol=1e-6)
+
+
+def test_frozen_parameters_leave_with_the_model() -> None:
+    """They are those of the object that was given, in state dicts and predictions."""
+    net = Frozen()
+    result = fedkin.train(small_federation(), FedAvg(step_size=0.5), model=net, graph="uniform", rounds=3)
+    state = result.state_dict()
+    assert torch.equal(state["features.weight"], net.features.weight)
+    assert torch.equal(state["features.bias"], net.features.bias)
+    assert not torch.allclose(state["out.weight"], net.out.weight)
+    net.load_state_dict(state)
+    x = small_federation().test.x
+    assert result.predict(x.numpy()).tolist() == net(x).argmax(1).tolist()
+
+
+def test_a_module_of_frozen_parameters_is_refused() -> None:
+    with pytest.raises(BadInput, match="all parameters of the module are frozen: set requires_grad = True"):
+        build_model(small_federation(), nn.Linear(5, 3).requires_grad_(False))
+
+
+# -- threads -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("net", [Digits, Dropping], ids=lambda net: net.__name__)
+def test_threads_do_not_change_modules(net: Callable[[], nn.Module]) -> None:
+    """Five clients, each on one of two threads, against one thread: to the bit. With dropout they take turns."""
+    data = federate(fedkin.load("digits"), clients=5)
+    local = Local(epochs=1, batch_size=250, order="shuffled")
+    model = Module(net, (1, 8, 8), 10)
+    assert not model.stacks(250)
+    assert model.parallel == (net is Digits)
+    run = simulation(data, model, local)
+    models = {}
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        models[threads] = [one_round(run) for _ in range(2)]
+    torch.set_num_threads(1)
+    assert torch.equal(*models[1])
+    assert torch.equal(*models[2])
+    compare = torch.equal if model.parallel else torch.allclose
+    assert compare(models[1][0], models[2][0])
+
+
+def test_a_copy_does_not_keep_the_parameters_it_was_given() -> None:
+    """A view would keep the memory of all clients' models from being used again."""
+    model = Module(lambda: nn.Linear(500, 3), (500,), 3)
+    w, x = torch.zeros(1, model.size), torch.ones(1, 200, 500)
+    model.gradient(w, x, torch.zeros(1, 200, dtype=torch.int64), torch.ones(1, 200))
+    model.scores(w, x)
+    (own,) = model._idle
+    assert [p.numel() for p in own.net.parameters()] == [0, 0]
 
 
 def test_buffers_that_change_are_refused() -> None:

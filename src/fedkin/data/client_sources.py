@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -24,7 +24,7 @@ from fedkin.data.own_clients import ClientSamples, OwnClients
 from fedkin.data.sources import SOURCES, expanded, read_npz
 from fedkin.data.tables import TABLES, Sheet, files_of_clients, read_table, sheet_of_frame
 from fedkin.data.target import Target, column, target_of
-from fedkin.errors import BadInput, nearest
+from fedkin.errors import BadInput
 
 Pair = tuple[ArrayLike, ArrayLike]
 
@@ -257,49 +257,47 @@ def _sheets(clients: Sequence[Any] | Mapping[str, Any], options: TableOptions) -
     return {str(name): sheet_of_frame(frame, f"client '{name}'", options.drop) for name, frame in named.items()}
 
 
-class TableArguments(TypedDict, total=False):
-    """Arguments of `from_table` and `from_folder`, with the meanings and defaults that they have in `from_clients`."""
-
-    target: str | None
-    test: float
-    validation: float
-    preprocess: str
-    scale_target: str
-    task: str
-    drop: Sequence[str]
-    categories: Sequence[str]
-    indicators: bool
-    seed: int
-
-
-def _understood(client: str | None, **how: Any) -> tuple[TableOptions, dict[str, Any]]:
-    """How tables are understood, and how each client divides its samples."""
-    if unknown := sorted(how.keys() - TableArguments.__annotations__):
-        raise TypeError(f"there is no argument '{unknown[0]}'{nearest(unknown[0], TableArguments.__annotations__)}")
-    about = {name: how.pop(name) for name in ("target", "drop", "categories", "indicators", "task") if name in how}
-    about |= {name: tuple(about[name]) for name in ("drop", "categories") if name in about}
-    return TableOptions(client=client, **about), how
-
-
 def from_table(
     frame: Any,
     *,
     client: str | None = None,
+    target: str | None = None,
+    test: float = 0.2,
+    validation: float = 0.0,
+    preprocess: str = "auto",
+    scale_target: str = "standardise",
+    task: str = "auto",
+    drop: Sequence[str] = (),
+    categories: Sequence[str] = (),
+    indicators: bool = True,
     name: str = "table",
-    **how: Unpack[TableArguments],
+    seed: int = 0,
 ) -> Federation:
     """A federation from one table, a data frame or the path of a CSV or Parquet file, whose column `client` says whose
     row it is. Other arguments are those of `from_clients`.
     """
-    options, division = _understood(client, **how)
+    options = TableOptions(target, client, tuple(drop), tuple(categories), indicators, task)
     if isinstance(frame, str | Path):
         own = read_clients(frame, options)
     else:
         own = clients_of_table(sheet_of_frame(frame, "the table", options.drop), name, options, "the table")
-    return own.federation(**division)
+    return own.federation(test=test, validation=validation, preprocess=preprocess, scale_target=scale_target, seed=seed)
 
 
-def from_folder(path: str | Path, **how: Unpack[TableArguments]) -> Federation:
+def from_folder(
+    path: str | Path,
+    *,
+    target: str | None = None,
+    test: float = 0.2,
+    validation: float = 0.0,
+    preprocess: str = "auto",
+    scale_target: str = "standardise",
+    task: str = "auto",
+    drop: Sequence[str] = (),
+    categories: Sequence[str] = (),
+    indicators: bool = True,
+    seed: int = 0,
+) -> Federation:
     """A federation from a folder with a CSV, Parquet or npz file for each client, which is called like the file.
 
     Other arguments are those of `from_clients`.
@@ -307,5 +305,5 @@ def from_folder(path: str | Path, **how: Unpack[TableArguments]) -> Federation:
     folder = expanded(Path(path))
     if not folder.is_dir():
         raise BadInput(f"there is no folder {folder}: give one with a file for each client")
-    options, division = _understood(None, **how)
-    return read_clients(folder, options).federation(**division)
+    own = read_clients(folder, TableOptions(target, None, tuple(drop), tuple(categories), indicators, task))
+    return own.federation(test=test, validation=validation, preprocess=preprocess, scale_target=scale_target, seed=seed)

@@ -17,7 +17,7 @@ from fedkin.engine.spaces.fused import Fused
 from fedkin.engine.spaces.plain import Plain
 from fedkin.engine.spaces.samples import FEW, Samples
 from fedkin.engine.spaces.script import Player
-from fedkin.models import MLP, CrossEntropy, Layered, Linear, Logistic, Model, Squared
+from fedkin.models import MLP, CrossEntropy, Layered, Linear, Logistic, Model, Module, Squared
 
 # Maximum size of a cohort's working set, in float32 numbers, so that it stays in the cache: batches of samples in a
 # core's own cache, Gram matrices in its share of the common cache.
@@ -157,6 +157,8 @@ def cohorts_of(sizes: Sequence[int], features: int, steps: Steps) -> Iterator[Co
 
     def room(most: int, n: int, place: int) -> int:
         """Maximum number of clients, if the first has the most samples and the next has n."""
+        if isinstance(model, Module) and not model.stacks(local.width(most)):
+            return 1  # so that threads share the clients
         if issubclass(spaces[most], Plain):
             return BATCH_NUMBERS // (local.width(most) * features)
         if not issubclass(spaces[most], Samples):  # compiled on parameters

@@ -1,12 +1,11 @@
 """Any `torch.nn.Module` as a model."""
 
+import copy
 import math
-import threading
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 from fedkin.errors import BadInput, in_short, is_out_of_memory
 from fedkin.models.base import seeded
 from fedkin.models.losses import CROSS_ENTROPY, Loss
+from fedkin.models.stacks import at_once, one_by_one
 
 # Several clients are computed at once with `torch.func.vmap`, which saves calls but runs slower kernels: it pays for
 # more than FEW_CLIENTS clients whose batches have at most SMALL_BATCH numbers in the largest layer.
@@ -29,8 +29,9 @@ class Module:
     dtype  of the samples as the module expects them: float32, or int64 for tokens, whose numbers are below 2²⁴ so
            that float32 holds them exactly
 
-    Buffers (positional tables, masks) are not trained and keep the values that they have under seed 0. Tied parameters
-    are trained as one.
+    Buffers (positional tables, masks) and frozen parameters (`requires_grad = False`) are constants: they are not
+    among the P parameters of the model and keep the values that they have under seed 0. Tied parameters are trained as
+    one.
     """
 
     make: Callable[[], nn.Module]
@@ -38,17 +39,15 @@ class Module:
     outputs: int
     loss: Loss = CROSS_ENTROPY
     dtype: torch.dtype = torch.float32
+    net: nn.Module = field(init=False, repr=False, compare=False)
     parallel: bool = field(init=False, repr=False, compare=False)
     activations: int = field(init=False, repr=False, compare=False)
     channels_last: bool = field(init=False, repr=False, compare=False)
-    stackable: bool = field(init=False, repr=False, compare=False)
-    _copies: threading.local = field(default_factory=threading.local, init=False, repr=False, compare=False)
+    _shapes: dict[str, torch.Size] = field(init=False, repr=False, compare=False)
+    _idle: list["Copy"] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         net = self._built(0)
-        if not any(True for _ in net.parameters()):
-            raise BadInput("the module has no parameters: give one that can be trained")
-        self._copies.net = net
         like = torch.zeros if self.dtype == torch.int64 else torch.ones
         try:
             with torch.no_grad(), seeded(0):
@@ -79,14 +78,19 @@ class Module:
         # With dropout, for example, threads would share one random number generator, in no fixed order.
         object.__setattr__(self, "parallel", torch.equal(first, again))
         object.__setattr__(self, "activations", max(largest[0] // 2, math.prod(self.shape)))
+        object.__setattr__(self, "net", net)
+        object.__setattr__(self, "_shapes", {name: p.shape for name, p in _trained(net).items()})
         object.__setattr__(self, "channels_last", self._can_have_channels_last())
-        object.__setattr__(self, "stackable", self._can_be_stacked())
 
     def _built(self, seed: int) -> nn.Module:
         with seeded(seed):
             net = self.make()
         if not isinstance(net, nn.Module):
             raise BadInput(f"the model factory returned a {type(net).__name__}: return a torch.nn.Module")
+        if not any(True for _ in net.parameters()):
+            raise BadInput("the module has no parameters: give one that can be trained")
+        if not _trained(net):
+            raise BadInput("all parameters of the module are frozen: set requires_grad = True for those to be trained")
         return net.float()
 
     def _can_have_channels_last(self) -> bool:
@@ -98,126 +102,169 @@ class Module:
             return False
         w, x, y = self.start(0), torch.ones(2, math.prod(self.shape)), torch.zeros(2, dtype=torch.int64)
         try:
-            with seeded(0):
-                usual, other = (self._gradient_of_one(w, x, y, torch.ones(2), last) for last in (False, True))
+            with seeded(0), self._borrowed(w.device, training=True) as own:
+                usual, other = (self._gradient_of_one(own, last, w, x, y, torch.ones(2)) for last in (False, True))
         except Exception as error:  # whatever the module raises
             if is_out_of_memory(error):
                 raise
             return False
         return not self.parallel or torch.allclose(usual, other, rtol=1e-3, atol=1e-5)
 
-    def _can_be_stacked(self) -> bool:
-        """Whether `torch.func.vmap` supports what the module does, tried with two clients."""
+    def _is_sample_by_sample(self) -> bool:
+        """Whether the scores of a sample do not depend on others, as with statistics of the batch.
+
+        If they do, batches of different lengths cannot be padded.
+        """
+        x = torch.arange(3.0)[:, None].expand(3, math.prod(self.shape))
+        if self.dtype == torch.int64:
+            x = torch.zeros_like(x)  # the only token that every module takes
+        w = self.start(0)
+        return torch.allclose(self.scores(w, x)[..., :2], self.scores(w, x[:2]), rtol=1e-3, atol=1e-5)
+
+    @cached_property
+    def stackable(self) -> bool:
+        """Whether clients can be computed together: `torch.func.vmap` supports what the module does.
+
+        It is tried with two clients when it is needed: PyTorch takes a second or more to import it.
+        """
+        if not self._is_sample_by_sample():
+            return False
         w = torch.zeros(2, self.size)
         x, y, weight = torch.zeros(2, 2, math.prod(self.shape)), torch.zeros(2, 2, dtype=torch.int64), torch.ones(2, 2)
         try:
-            with seeded(0):
-                self._at_once(self._derivative(), w, x, y, weight)
+            with seeded(0), self._borrowed(w.device, training=True) as own:
+                at_once(self._derivative(own), w, x, y, weight)
         except Exception as error:  # whatever the module or vmap raises
             if is_out_of_memory(error):
                 raise
-            warnings.warn(
-                f"the module cannot be computed for several clients at once ({in_short(error)[:120]}), so small "
-                "clients take longer: nothing has to be changed",
-                stacklevel=2,
-            )
             return False
         return True
 
-    @property
-    def net(self) -> nn.Module:
-        """The module, with a copy per thread: a call replaces its parameters temporarily."""
-        if not hasattr(self._copies, "net"):
-            self._copies.net = self._built(0)
-        return self._copies.net  # type: ignore[no-any-return]
+    def stacks(self, batch: int) -> bool:
+        """Whether clients with batches of this length are computed together; else each on its own."""
+        return batch * self.activations <= SMALL_BATCH and self.stackable
 
     @property
     def size(self) -> int:
-        """P, over all parameters of the module."""
-        return sum(p.numel() for p in self.net.parameters())
+        """P, over all parameters of the module that are not frozen."""
+        return sum(map(math.prod, self._shapes.values()))
 
     def start(self, seed: int) -> Tensor:
         """The parameters with which the module is built under the seed."""
-        return torch.cat([p.detach().reshape(-1) for p in self._built(seed).parameters()])
+        return torch.cat([p.detach().reshape(-1) for p in _trained(self._built(seed)).values()])
 
     def named(self, w: Tensor) -> dict[str, Tensor]:
         """The flat vector (P,) as the module's named parameters; of tied ones, the first name."""
-        shapes = {name: p.shape for name, p in self.net.named_parameters()}
-        pieces = torch.split(w, [math.prod(s) for s in shapes.values()])
-        return {name: piece.view(s) for (name, s), piece in zip(shapes.items(), pieces, strict=True)}
+        pieces = torch.split(w, list(map(math.prod, self._shapes.values())))
+        return {name: piece.view(s) for (name, s), piece in zip(self._shapes.items(), pieces, strict=True)}
 
-    def _apply(self, named: dict[str, Tensor], x: Tensor, in_last: bool = False) -> Tensor:
+    @contextmanager
+    def _borrowed(self, device: torch.device, training: bool) -> Iterator["Copy"]:
+        """A copy of the module that no other thread uses."""
+        try:
+            own = self._idle.pop()
+        except IndexError:
+            own = Copy(copy.deepcopy(self.net))
+        own.prepare(device, training)
+        try:
+            yield own
+        finally:
+            self._idle.append(own)
+
+    def _samples(self, x: Tensor, in_last: bool = False) -> Tensor:
+        """Samples (B, D) as the module takes them."""
         samples = x.reshape(*x.shape[:-1], *self.shape).to(self.dtype)
-        if in_last:
-            samples = channels_last(samples)
-            named = {name: channels_last(piece) if piece.dim() == 4 else piece for name, piece in named.items()}
-        constants = {name: buffer.to(x.device) for name, buffer in self.net.named_buffers()}
-        out: Tensor = torch.func.functional_call(self.net, {**constants, **named}, (samples,))
-        return out.reshape(-1, 1) if self.outputs == 1 else out
+        # `contiguous` would not convert images with a single channel.
+        return samples.clone(memory_format=torch.channels_last) if in_last else samples
 
-    def _mode(self, training: bool) -> None:
-        if self.net.training != training:
-            self.net.train(training)
+    def _scores(self, out: Tensor) -> Tensor:
+        return (out.reshape(-1, 1) if self.outputs == 1 else out).mT
 
     def scores(self, w: Tensor, x: Tensor) -> Tensor:
         """The module's output, in evaluation mode."""
-        self._mode(training=False)
-        if self._is_small(w, x):
-            return self._at_once(lambda w, x: self._apply(self.named(w), x).mT, w, x)
-        return self._one_by_one(lambda w, x: self._apply(self.named(w), x, self.channels_last).mT, w, x)
+        with self._borrowed(w.device, training=False) as own:
+            if w.requires_grad or self._is_small(w, x):
+                return at_once(lambda w, x: self._scores(own.function(self.named(w), self._samples(x))), w, x)
+
+            def of_one(w: Tensor, x: Tensor) -> Tensor:
+                with torch.no_grad(), own.holding(w):
+                    return self._scores(own.net(self._samples(x, self.channels_last)))
+
+            return one_by_one(of_one, w, x)
 
     def gradient(self, w: Tensor, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
         """By reverse-mode differentiation, with the module in training mode."""
-        self._mode(training=True)
-        if self._is_small(w, x):
-            return self._at_once(self._derivative(), w, x, y, weight)
-        return self._one_by_one(partial(self._gradient_of_one, in_last=self.channels_last), w, x, y, weight)
+        w = w.detach()
+        with self._borrowed(w.device, training=True) as own:
+            if self._is_small(w, x):
+                return at_once(self._derivative(own), w, x, y, weight)
+            return one_by_one(lambda *given: self._gradient_of_one(own, self.channels_last, *given), w, x, y, weight)
 
-    def _loss_of(self, out: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-        return (self.loss.each(out.mT, y) * weight).sum()
+    def _is_small(self, w: Tensor, x: Tensor) -> bool:
+        return math.prod(w.shape[:-1]) > FEW_CLIENTS and self.stacks(x.shape[-2])
 
-    def _derivative(self) -> Callable[..., Tensor]:
+    def _derivative(self, own: "Copy") -> Callable[..., Tensor]:
         """The gradient at one client, as a function that can be mapped over clients."""
 
         def loss(w: Tensor, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-            return self._loss_of(self._apply(self.named(w), x), y, weight)
+            z = self._scores(own.function(self.named(w), self._samples(x)))
+            return (self.loss.each(z, y) * weight).sum()
 
         return torch.func.grad(loss)
 
-    def _gradient_of_one(self, w: Tensor, x: Tensor, y: Tensor, weight: Tensor, in_last: bool) -> Tensor:
-        """The gradient at one client by PyTorch's own differentiation.
+    def _gradient_of_one(self, own: "Copy", in_last: bool, w: Tensor, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+        """The gradient at one client: with r the derivative of the loss by the scores z, ∇_w Σ r z with r constant.
 
         `torch.func.grad` would take formulas that can be differentiated again: for GroupNorm, twice the time.
         """
-        with torch.enable_grad():
-            leaves = {name: piece.detach().requires_grad_() for name, piece in self.named(w.detach()).items()}
-            loss = self._loss_of(self._apply(leaves, x, in_last), y, weight)
-            parts = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
+        with torch.enable_grad(), own.holding(w):
+            z = self._scores(own.net(self._samples(x, in_last)))
+            r = self.loss.residual(z.detach(), y, weight)
+            parts = torch.autograd.grad((z * r).sum(), own.trained, materialize_grads=True)
         return torch.cat([part.reshape(-1) for part in parts])
 
-    def _is_small(self, w: Tensor, x: Tensor) -> bool:
-        """Whether clients are computed at once; not if they are few, or large, or if the module does not support it."""
-        clients = math.prod(w.shape[:-1])
-        return self.stackable and clients > FEW_CLIENTS and x.shape[-2] * self.activations <= SMALL_BATCH
 
-    def _one_by_one(self, function: Callable[..., Tensor], w: Tensor, x: Tensor, *rest: Tensor) -> Tensor:
-        """A function of one client's (P,), (B, D), (B,)… for all clients; x and the rest may be shared by clients."""
-        lead = w.shape[:-1]
-        flat = w.reshape(-1, w.shape[-1])
-        others = [t.expand(*lead, *t.shape[t.dim() - own :]) for t, own in _with_trailing(x, rest)]
-        samples = [t.reshape(len(flat), *t.shape[len(lead) :]) for t in others]
-        each = [function(flat[i], *(t[i] for t in samples)) for i in range(len(flat))]
-        return torch.stack(each).view(*lead, *each[0].shape) if len(each) > 1 else each[0].view(*lead, *each[0].shape)
+class Copy:
+    """A copy of a module for one thread. While it computes, its parameters are views of a flat vector.
 
-    def _at_once(self, function: Callable[..., Tensor], w: Tensor, x: Tensor, *rest: Tensor) -> Tensor:
-        """The same, for all clients in one call of `torch.func.vmap` for every leading axis of w."""
-        lead = w.shape[:-1]
-        for axis in reversed(range(len(lead))):
-            # x and the rest may lack leading axes, or have length 1 there: then all clients share them.
-            dims = [_mapped(t, axis, len(lead), trailing) for t, trailing in _with_trailing(x, rest)]
-            function = torch.func.vmap(function, in_dims=(0, *dims), randomness="different")
-        squeezed = [_squeezed(t, len(lead), trailing) for t, trailing in _with_trailing(x, rest)]
-        return function(w, *squeezed)
+    net      the module
+    trained  its parameters that are not frozen
+    """
+
+    def __init__(self, net: nn.Module) -> None:
+        self.net, self.device = net, torch.device("cpu")
+        self.trained = list(_trained(net).values())
+        self._shapes = [p.shape for p in self.trained]
+        self._sizes = [p.numel() for p in self.trained]
+
+    def prepare(self, device: torch.device, training: bool) -> None:
+        """Set the mode and move the constants to a device."""
+        if self.device != device:
+            self.net.to(device)
+            self.device = device
+        if self.net.training != training:
+            self.net.train(training)
+
+    @contextmanager
+    def holding(self, w: Tensor) -> Iterator[None]:
+        """With parameters w (P,). Afterwards the copy holds none: the memory of w may be used for something else."""
+        for p, shape, piece in zip(self.trained, self._shapes, torch.split(w, self._sizes), strict=True):
+            p.data = piece.view(shape)
+        try:
+            yield
+        finally:
+            for p in self.trained:
+                p.data = w.new_empty(0)
+
+    def function(self, named: dict[str, Tensor], samples: Tensor) -> Tensor:
+        """The output as a function of the parameters, for `torch.func`."""
+        out: Tensor = torch.func.functional_call(self.net, named, (samples,))
+        return out
+
+
+def _trained(net: nn.Module) -> dict[str, Tensor]:
+    """The parameters that are not frozen, by name; of tied ones, the first name."""
+    return {name: p for name, p in net.named_parameters() if p.requires_grad}
 
 
 @contextmanager
@@ -235,21 +282,3 @@ def _largest_output(net: nn.Module) -> Iterator[list[int]]:
     finally:
         for hook in hooks:
             hook.remove()
-
-
-def channels_last(t: Tensor) -> Tensor:
-    """The tensor in the channels-last memory format. `contiguous` would not convert tensors with a single channel."""
-    return t.clone(memory_format=torch.channels_last)
-
-
-def _with_trailing(x: Tensor, rest: tuple[Tensor, ...]) -> list[tuple[Tensor, int]]:
-    return [(x, 2), *((r, 1) for r in rest)]
-
-
-def _mapped(t: Tensor, axis: int, leading: int, trailing: int) -> int | None:
-    own = axis - (leading - (t.dim() - trailing))
-    return 0 if own >= 0 and t.shape[own] > 1 else None
-
-
-def _squeezed(t: Tensor, leading: int, trailing: int) -> Tensor:
-    return t.reshape(*(n for n in t.shape[: t.dim() - trailing] if n > 1), *t.shape[t.dim() - trailing :])

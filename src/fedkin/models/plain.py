@@ -27,8 +27,9 @@ def plain_module(model: Model, w: Tensor) -> nn.Module:
                 return nn.Sequential(_linear(hidden, w), nn.ReLU(), _linear(output, w))
             case Module():
                 net = copy.deepcopy(model.net).cpu().eval()
-                for name, parameter in net.named_parameters():
-                    parameter.copy_(model.named(w)[name])
+                parameters = dict(net.named_parameters())  # frozen ones stay as they are
+                for name, piece in model.named(w).items():
+                    parameters[name].copy_(piece)
                 return net
     raise BadInput(f"{type(model).__name__} is no module of PyTorch: use its parameters, run.model, as they are")
 
