@@ -256,6 +256,18 @@ def test_table_files(tmp_path: Path) -> None:
         from_table(whole, target="client")
 
 
+def test_clients_that_may_be_one_are_said() -> None:
+    north, south = frames().values()
+    with pytest.warns(UserWarning, match="clients 'North' and 'north' differ in capital letters only"):
+        from_clients({"North": north, "south": south, "north": north}, target="ill")
+
+
+def test_a_target_that_one_client_lacks() -> None:
+    north, south = frames().values()
+    with pytest.raises(BadInput, match=r"client 'south' has no column 'ill', the target of client 'north': add it"):
+        from_clients({"north": north, "south": south.drop(columns="ill")}, target="ill")
+
+
 def test_the_usual_targets() -> None:
     named = {name: frame.rename(columns={"ill": "Outcome"}) for name, frame in frames().items()}
     assert from_clients(named).target.name == "Outcome"

@@ -96,7 +96,11 @@ def clients_of_sheets(
     target = column_called(sheets[first], options.target, USUAL_TARGETS, "target", f"client '{first}'")
     every = {**sheets, **{f"{client} (testing)": sheet for client, sheet in (test or {}).items()}}
     for client, sheet in every.items():
-        column_called(sheet, target, (), "target", f"client '{client}'")
+        if target not in sheet.columns:
+            raise BadInput(
+                f"client '{client}' has no column '{target}', the target of client '{first}': add it, or name a column "
+                "that all clients have as data.target"
+            )
     kinds = agreed_kinds(every, options.categories)
     finite_numbers(every)
     values = target_values(every, target, kinds.pop(target))

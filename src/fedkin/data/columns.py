@@ -65,6 +65,16 @@ class Column:
         values[known] = places
         return text_column(values, texts)
 
+    def as_dates(self) -> "Column":
+        """Text that is written as 2024-03-31 or 2024-03-31 12:00 as dates; any other column as it is."""
+        if self.kind != "text":
+            return self
+        try:
+            days = _dates(np.array(self.words, dtype="datetime64[us]")).values
+        except ValueError:
+            return self
+        return Column("date", np.append(days, np.nan)[self.values])  # the place −1 is a missing value
+
     def plain(self) -> NDArray[Any]:
         """The values as an array of numbers, booleans or strings, for a column without missing values."""
         if self.kind == "text":

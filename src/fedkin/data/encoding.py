@@ -128,6 +128,8 @@ class Encoding:
         start = 0
         for step in self.steps:
             column = columns[step.column]
+            if step.kind == "date":
+                column = column.as_dates()  # as data frames hold them that were read from a CSV file
             if step.kind == "text" and column.kind != "empty":
                 column = column.as_text()
             elif column.kind not in (step.kind, "empty") and {step.kind, column.kind} != {"number", "boolean"}:

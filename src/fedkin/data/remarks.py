@@ -19,6 +19,7 @@ Summaries = Mapping[str, Sequence[ColumnSummary]]
 def remarks_on_columns(encoding: Encoding, summaries: Summaries, names: Sequence[str]) -> list[str]:
     """Sentences about columns, from the summaries of the clients with these names."""
     said = [f"column '{name}' is left out: {reason}" for name, reason in sorted(encoding.left_out.items())]
+    said += remarks_on_names(names)
     for step in encoding.steps:
         parts = summaries[step.column]
         whole = combined_summary(parts)
@@ -40,6 +41,20 @@ def remarks_on_columns(encoding: Encoding, summaries: Summaries, names: Sequence
         if step.kind == "number":
             said += remarks_on_units(step.column, parts, names)
     return said
+
+
+def remarks_on_names(names: Sequence[str]) -> list[str]:
+    """Clients that may be one, written in two ways.
+
+    >>> remarks_on_names(["North", "south", "north"])
+    ["clients 'North' and 'north' differ in capital letters only: if they are one, give them one name"]
+    """
+    first: dict[str, str] = {}
+    return [
+        f"clients '{other}' and '{name}' differ in capital letters only: if they are one, give them one name"
+        for name in names
+        if (other := first.setdefault(name.casefold(), name)) != name
+    ]
 
 
 def remarks_on_units(column: str, parts: Sequence[ColumnSummary], names: Sequence[str]) -> list[str]:
