@@ -2,8 +2,10 @@
 
 import errno
 import importlib.util
+import multiprocessing
 import shutil
 import struct
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -42,6 +44,7 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[
         assert spec is not None
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
+        monkeypatch.setitem(sys.modules, "tiny", module)  # as while a module is imported: Numba looks it up
         spec.loader.exec_module(module)
         return module.scaled
 
@@ -172,6 +175,67 @@ def test_without_a_folder_to_write_to(tiny: Callable[[], Any], tmp_path: Path, m
     with pytest.warns(UserWarning, match="no folder can be written to"):
         function = tiny()
     assert function(2.0) == 2 * FACTOR
+
+
+def test_two_processes_may_compile_at_the_same_time(tiny: Callable[[], Any], tmp_path: Path) -> None:
+    """Each has the right function, and what they leave behind is right as well."""
+    process = multiprocessing.get_context("fork")
+    for _ in range(3):
+        shutil.rmtree(tmp_path / "cache", ignore_errors=True)
+        together, results = process.Barrier(2), process.SimpleQueue()
+
+        def compiles(together: Any = together, results: Any = results) -> None:
+            together.wait()
+            results.put(tiny()(2.0))
+
+        both = [process.Process(target=compiles) for _ in range(2)]
+        for one in both:
+            one.start()
+        for one in both:
+            one.join(60)
+        assert [one.exitcode for one in both] == [0, 0]
+        assert [results.get(), results.get()] == [2 * FACTOR] * 2
+        assert tiny()(2.0) == 2 * FACTOR
+        assert was_loaded(tiny())
+
+
+def test_a_cache_that_can_only_be_read_is_used(tiny: Callable[[], Any], read_only: Callable[[], None]) -> None:
+    tiny()
+    read_only()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        again = tiny()
+    assert was_loaded(again)
+    assert again(2.0) == 2 * FACTOR
+
+
+def test_a_damaged_cache_that_can_only_be_read_is_not_used(
+    tiny: Callable[[], Any], read_only: Callable[[], None], tmp_path: Path
+) -> None:
+    tiny()
+    with_another_factor(stored(tmp_path, ".nbc"))
+    read_only()
+    with pytest.warns(UserWarning, match="compiled code cannot be stored.*NUMBA_CACHE_DIR"):
+        function = tiny()
+    assert function(2.0) == 2 * FACTOR
+
+
+@pytest.fixture
+def read_only(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """From the call on, files can be read only; as an error of the system, which tests run by root would not get."""
+
+    def refused(*_: Any, **__: Any) -> Any:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    def begin() -> None:
+        for where in (
+            (caching.IndexDataCacheFile, "_open_for_write"),
+            (compilation, "write_atomically"),
+            (Path, "unlink"),
+        ):
+            monkeypatch.setattr(*where, refused)
+
+    return begin
 
 
 def test_a_compiler_that_fails_is_mentioned_and_done_without(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,6 @@
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
-from itertools import groupby
 
 from fedkin.bench.busy_processes import BusyProcesses
 from fedkin.bench.meter import Meter
@@ -51,9 +50,9 @@ def measure_busy(workloads: Sequence[Workload], options: Options, meter: Meter) 
 def _measured(options: Options) -> Iterator[tuple[str, list[Simulation]]]:
     """The works: the demo's runs of each algorithm, executed together, and a round of softmax regression."""
     preparation = Preparation()
-    chosen = [plan for plan in plans() if plan.config.algorithm.name in DEMO and not plan.config.partition.pooled]
-    for name, group in groupby(chosen, key=lambda plan: plan.config.algorithm.name):
-        yield f"demo: {name}", [preparation.simulation(plan.config) for plan in group]
+    for name in DEMO:
+        configs = [plan.config for plan in plans() if plan.config.algorithm.name == name]
+        yield f"demo: {name}", [preparation.simulation(config) for config in configs]
     softmax = WORKLOADS["mnist-softmax"]
     softmax = softmax.quick() if options.quick else softmax
     yield softmax.name, [softmax.simulation(softmax.federation())]

@@ -23,6 +23,7 @@ def matrix_figure(cells: Sequence[Record]) -> Figure:
         most = max(len(lines_by_row([c for c in cells if c["model"] == model])) for model in models)
         figure = Figure(figsize=(FIGURE_WIDTH, 1.6 + 0.27 * most), layout=ConstrainedLayoutEngine(w_pad=0.08))
         panels = figure.subplots(1, len(models), squeeze=False)[0]
+        shown: list[str] = []
         for axes, model in zip(panels, models, strict=True):
             lines, columns = lines_by_row([c for c in cells if c["model"] == model]), column_names()
             values = np.full((len(lines), len(columns)), np.nan)
@@ -38,7 +39,10 @@ def matrix_figure(cells: Sequence[Record]) -> Figure:
                         x, y, f"{value:.1f}", ha="center", va="center", fontsize=8, color="white" if dark else INK
                     )
             axes.set_xticks(range(len(columns)), [title.replace(", ", "\n") for _, title in columns])
-            axes.set_yticks(range(len(lines)), [", ".join(map(named, row[1:])) for row, _ in lines], fontsize=7.5)
+            rows = [_row_name(row[1:]) for row, _ in lines]
+            # Panels side by side with the same rows have their names on the left only.
+            axes.set_yticks(range(len(rows)), [] if rows == shown else rows, fontsize=8)
+            shown = rows
             axes.grid(visible=False)
             axes.tick_params(length=0)
             axes.set_title(model, loc="left")
@@ -50,3 +54,8 @@ def matrix_figure(cells: Sequence[Record]) -> Figure:
         bar.outline.set_visible(False)
         bar.set_label("times faster than the loop, per run", color=MUTED)
     return figure
+
+
+def _row_name(words: Sequence[str]) -> str:
+    sizes, clients, batch, runs = map(named, words)
+    return f"{sizes}, {clients}, B = {batch}, {runs}"

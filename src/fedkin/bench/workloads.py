@@ -131,21 +131,22 @@ class Workload:
         a, b = self.class_imbalance, self.size_imbalance
         parts = split(labels, self.clients, class_imbalance=a, size_imbalance=b, scheme="paper", rng=rng)
         generator = torch.Generator().manual_seed(SEED)
-        centres = torch.empty(CLASSES, self.features).uniform_(-0.5, 0.5, generator=generator)
 
-        def drawn(labels: Integers, parts: list[Integers]) -> Clients:
+        def noise(labels: Integers, parts: list[Integers]) -> Clients:
             y = torch.as_tensor(labels[np.concatenate(parts)])
             x = torch.empty(len(y), self.features).uniform_(-0.5, 0.5, generator=generator)
-            for k in range(CLASSES):  # the centres of all samples at once would take as much memory as x
-                x[y == k] += centres[k]
             return from_rows(x, y, np.array([len(part) for part in parts]))
 
-        train, test = drawn(labels, parts), None
+        drawn = [noise(labels, parts)]
+        centres = torch.empty(CLASSES, self.features).uniform_(-0.5, 0.5, generator=generator)
         if self.testing:
             counts = np.stack([np.bincount(labels[part], minlength=CLASSES) for part in parts])
             others = np.arange(self.testing) % CLASSES
-            test = drawn(others, split_like(counts, others, rng))
-        return synthetic_federation(train, CLASSES, self.shape, self.name, test)
+            drawn.append(noise(others, split_like(counts, others, rng)))
+        for clients in drawn:
+            for k in range(CLASSES):  # the centres of all samples at once would take as much memory as x
+                clients.x[clients.y == k] += centres[k]
+        return synthetic_federation(drawn[0], CLASSES, self.shape, self.name, *drawn[1:])
 
     def simulation(
         self, federation: Federation, algorithm: Algorithm | None = None, graph: SimilarityGraph | None = None
