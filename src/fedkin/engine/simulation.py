@@ -300,9 +300,7 @@ class Simulation:
         kept = self._kept.get(key)
         if type(kept) is space and kept.local is local and local.order == "fixed":
             return kept
-        given = [
-            (local, n, self.seed, round.number, i) for i, n in zip(clients.tolist(), train.sizes[clients].tolist())
-        ]
+        given = [(local, int(train.sizes[i]), self.seed, round.number, int(i)) for i in clients]
         if not issubclass(space, Plain | Samples):
             compiled: Callable[..., Player] = space  # its class is imported on demand
             return compiled(self.model, local, train, clients, [order_of_client(*one) for one in given])
