@@ -14,8 +14,11 @@ from torch import Tensor, nn
 import fedkin
 from conftest import small_federation
 from fedkin import FedAvg, Local, from_arrays
+from fedkin.algorithms import FineTuned
 from fedkin.data import federate
 from fedkin.data.federation import Federation
+from fedkin.engine.metrics import score
+from fedkin.engine.own import own_model, own_scores
 from fedkin.engine.simulation import Simulation
 from fedkin.errors import BadInput
 from fedkin.experiments import plans
@@ -154,9 +157,9 @@ def test_a_module_of_frozen_parameters_is_refused() -> None:
 def test_threads_do_not_change_modules(net: Callable[[], nn.Module]) -> None:
     """Five clients, each on one of two threads, against one thread: to the bit. With dropout they take turns."""
     data = federate(fedkin.load("digits"), clients=5)
-    local = Local(epochs=1, batch_size=250, order="shuffled")
+    local = Local(epochs=1, batch_size=1000, order="shuffled")
     model = Module(net, (1, 8, 8), 10)
-    assert not model.stacks(250)
+    assert not model.stacks(287)
     assert model.parallel == (net is Digits)
     run = simulation(data, model, local)
     models = {}
@@ -168,6 +171,36 @@ def test_threads_do_not_change_modules(net: Callable[[], nn.Module]) -> None:
     assert torch.equal(*models[2])
     compare = torch.equal if model.parallel else torch.allclose
     assert compare(models[1][0], models[2][0])
+
+
+def test_threads_do_not_change_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the global model and of each client's own, in pieces of 64 samples, against plain PyTorch."""
+    data = federate(fedkin.load("digits"), clients=5).held_out(0.2)
+    model = Module(Digits, (1, 8, 8), 10)
+    run = simulation(data, model, Local(epochs=1, batch_size=250, order="fixed"))
+    run = replace(run, algorithm=FineTuned(step_size=0.5, tuning_epochs=1))
+    state = run.advance(run.start())
+    assert data.validation is not None
+    parts = {"train": data.train, "validation": data.validation}
+    monkeypatch.setattr("fedkin.engine.metrics.MOST_ROWS_AT_ONCE", 64)
+    monkeypatch.setattr("fedkin.engine.metrics.MUCH", 0)
+    found = []
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        own = own_scores(run, state, parts)
+        scores = [*score(model, state.model[None], data.train), *own["train"], *own["validation"]]
+        assert torch.get_num_threads() == threads
+        found.append(np.stack([(one.losses, one.values) for one in scores]))
+    torch.set_num_threads(1)
+    np.testing.assert_array_equal(*found)
+    models = [state.model, *(own_model(run, state, client) for client in range(5))]
+    for client in range(5):
+        for row, (w, part) in enumerate(((0, data.train), (1 + client, data.train), (1 + client, data.validation))):
+            rows = part.rows(client)
+            z, y = plain_module(model, models[w])(part.x[rows].reshape(-1, 1, 8, 8)).detach(), part.y[rows]
+            right = float((z.argmax(1) == y).double().mean())
+            expected = float(nn.functional.cross_entropy(z, y)), right
+            np.testing.assert_allclose(found[0][row, :, client], expected, rtol=1e-4)
 
 
 def test_a_copy_does_not_keep_the_parameters_it_was_given() -> None:

@@ -4,6 +4,7 @@ simulation.py  `Simulation`, `State`: a run and its state after a round
 local_work.py  the loop over local steps
 cohorts.py     `Cohort`: clients that are processed together, and the space of their steps
 optimizers.py  momentum, Adam and weight decay at the clients
+threads.py     work that is shared by threads of one core each
 traffic.py     bytes that are exchanged
 lanes.py       runs that differ in hyper-parameters, executed together
 metrics.py     loss and main measure of the global model

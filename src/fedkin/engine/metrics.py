@@ -11,11 +11,15 @@ from torch import Tensor
 
 from fedkin.data.federation import Clients, Federation
 from fedkin.data.measure import Measure
+from fedkin.engine.threads import on_threads, threads_for
 from fedkin.models import Model
 from fedkin.types import Integers
 
 # Samples scored at once: enough for efficient products, but the output of the largest layer must fit into the cache.
 FEWEST_ROWS_AT_ONCE, MOST_ROWS_AT_ONCE, LAYER_NUMBERS = 64, 4096, 1 << 20
+
+# Multiplications, at least, of an evaluation that threads share.
+MUCH = 2e7
 
 
 def rows_at_once(model: Model, features: int) -> int:
@@ -27,6 +31,28 @@ def rows_at_once(model: Model, features: int) -> int:
     """
     largest = max(getattr(model, "activations", 0), features)
     return min(max(LAYER_NUMBERS // largest, FEWEST_ROWS_AT_ONCE), MOST_ROWS_AT_ONCE)
+
+
+def spans_of(model: Model, clients: Clients, rows: slice) -> list[slice]:
+    """Rows of samples in pieces that are scored at once, at least one."""
+    size = rows_at_once(model, clients.x.shape[1])
+    starts = range(rows.start, max(rows.stop, rows.start + 1), size)
+    return [slice(first, min(first + size, rows.stop)) for first in starts]
+
+
+def each_measured(model: Model, w: Tensor, clients: Clients, rows: slice) -> Tensor:
+    """Loss and main measure of each sample in these rows for each model of w (L, P): (2, L, B)."""
+    with torch.no_grad():  # which PyTorch sets for each thread
+        z, y = model.scores(w, clients.x[rows]), clients.y[rows].expand(len(w), -1)
+        return torch.stack([model.loss.each(z, y), model.loss.measured(z, y)]).cpu()
+
+
+def evaluating_threads(model: Model, w: Tensor, samples: int) -> int:
+    """Number of threads that share the evaluation of models w (…, P) on so many samples each.
+
+    An evaluation that takes less time than starting threads is left to PyTorch.
+    """
+    return threads_for(model, w.device) if w.numel() * samples > MUCH else 1
 
 
 @dataclass(frozen=True)
@@ -61,18 +87,17 @@ class Scores:
 def score(model: Model, w: Tensor, clients: Clients, l2: Sequence[float] = (0.0,)) -> list[Scores]:
     """Loss (plus λ/2 ‖w‖²) and main measure at every client, for each model of w (L, P)."""
     lanes, samples = len(w), len(clients.y)
-    loss, value = torch.empty(2, lanes, samples, device="cpu")
-    size = rows_at_once(model, clients.x.shape[1])
-    with torch.no_grad():
-        for first in range(0, samples, size):
-            rows = slice(first, first + size)
-            z, y = model.scores(w, clients.x[rows]), clients.y[rows].expand(lanes, -1)
-            loss[:, rows] = model.loss.each(z, y).cpu()
-            value[:, rows] = model.loss.measured(z, y).cpu()
+    measured = torch.empty(2, lanes, samples, device="cpu")
+
+    def work(rows: slice) -> None:
+        measured[..., rows] = each_measured(model, w, clients, rows)
+
+    on_threads(work, spans_of(model, clients, slice(0, samples)), evaluating_threads(model, w, samples))
+    loss, value = measured.double().numpy()
     starts, sizes = clients.offsets[:-1], clients.sizes
     penalties = np.array(l2) / 2 * (w.double() ** 2).sum(dim=1).cpu().numpy()
-    mean_loss = np.add.reduceat(loss.double().numpy(), starts, axis=1) / sizes + penalties[:, None]
-    values = np.add.reduceat(value.double().numpy(), starts, axis=1) / sizes
+    mean_loss = np.add.reduceat(loss, starts, axis=1) / sizes + penalties[:, None]
+    values = np.add.reduceat(value, starts, axis=1) / sizes
     return [Scores(mean_loss[lane], values[lane], sizes, model.loss.measure) for lane in range(lanes)]
 
 

@@ -8,8 +8,9 @@ from scipy.sparse import csr_array, vstack
 
 from fedkin.algorithms import Round, ServerState, Tuning
 from fedkin.data.federation import Clients
-from fedkin.engine.metrics import Scores, score
+from fedkin.engine.metrics import Scores, each_measured, evaluating_threads, score, spans_of
 from fedkin.engine.simulation import Simulation, State
+from fedkin.engine.threads import on_threads
 from fedkin.types import Integers, Record
 
 # Number of clients whose models are in memory at once.
@@ -71,24 +72,24 @@ def own_scores(
     simulation: Simulation, state: State, parts: dict[str, Clients], tuning: Tuning | None = None
 ) -> dict[str, list[Scores]]:
     """Loss and main measure of every client's model on its own samples, for each part and lane."""
-    found: dict[str, list[tuple[torch.Tensor, torch.Tensor]]] = {name: [] for name in parts}
-    seen: list[int] = []
-    target_loss = simulation.model.loss
+    model, everyone = simulation.model, len(simulation.federation.train)
+    lanes = state.model.numel() // state.model.shape[-1]
+    found = {name: torch.zeros(2, lanes, everyone, dtype=torch.float64, device="cpu") for name in parts}
     for who, models in models_of(simulation, state, tuning=tuning):
-        seen += who.tolist()
-        for place, client in enumerate(who.tolist()):
+
+        def work(place: int, who: Integers = who, models: torch.Tensor = models) -> None:
+            client = int(who[place])
             for name, clients in parts.items():
-                rows = clients.rows(client)
-                z = simulation.model.scores(models[:, place], clients.x[rows])
-                y = clients.y[rows].expand(len(models), -1)
-                each = target_loss.each(z, y), target_loss.measured(z, y)
-                found[name].append((each[0].double().mean(-1), each[1].double().mean(-1)))
-    scores, order = {}, np.argsort(seen)
-    for name, pieces in found.items():
-        losses, values = (torch.stack(part, dim=-1).cpu().numpy()[:, order] for part in zip(*pieces, strict=True))
-        sizes, measure = parts[name].sizes, target_loss.measure
-        scores[name] = [Scores(*both, sizes, measure) for both in zip(losses, values, strict=True)]
-    return scores
+                spans = spans_of(model, clients, clients.rows(client))
+                each = [each_measured(model, models[:, place], clients, rows) for rows in spans]
+                found[name][..., client] = torch.cat(each, dim=-1).double().mean(-1)
+
+        samples = max(int(clients.sizes[who].mean()) for clients in parts.values())
+        on_threads(work, range(len(who)), evaluating_threads(model, models, samples))
+    return {
+        name: [Scores(*both, parts[name].sizes, model.loss.measure) for both in values.transpose(0, 1).numpy()]
+        for name, values in found.items()
+    }
 
 
 def client_notes(simulation: Simulation, state: State) -> list[Record]:

@@ -9,7 +9,6 @@ Clients are processed in cohorts (`fedkin.engine.cohorts`), each in the space in
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,6 +37,7 @@ from fedkin.engine.spaces.plain import Plain, is_run
 from fedkin.engine.spaces.prepared import prepare
 from fedkin.engine.spaces.samples import Samples
 from fedkin.engine.spaces.script import Player, Script
+from fedkin.engine.threads import on_threads, threads_for
 from fedkin.engine.traffic import Traffic, lane_traffic, traffic_of
 from fedkin.errors import BadInput
 from fedkin.graph.similarity import SimilarityGraph
@@ -230,23 +230,16 @@ class Simulation:
     def _each(self, work: Callable[[Cohort], None], cohorts: list[Cohort]) -> None:
         """Process all cohorts.
 
-        Cohorts are distributed to threads of one core each, the most expensive first: PyTorch's own threads would
-        synchronise after every operation, thousands of times per round. If a single cohort dominates the cost and its
-        space supports it, all cores process one cohort after another. Results do not depend on the order.
+        Cohorts are distributed to threads of one core each, the most expensive first. If a single cohort dominates the
+        cost and its space supports it, all cores process one cohort after another. Results do not depend on the order.
         """
-        threads = torch.get_num_threads() if self.device.type == "cpu" and self.model.parallel else 1
+        threads = threads_for(self.model, self.device)
         longest = max(cohorts, key=lambda cohort: cohort.cost)
         waiting = sum(cohort.cost for cohort in cohorts) < threads * longest.cost
         if threads == 1 or (waiting and longest.space.on_all_cores):
-            for cohort in cohorts:
-                work(cohort)
-            return
-        torch.set_num_threads(1)
-        try:
-            with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-                list(pool.map(work, sorted(cohorts, key=lambda cohort: -cohort.cost)))
-        finally:
-            torch.set_num_threads(threads)
+            on_threads(work, cohorts, threads=1)
+        else:
+            on_threads(work, sorted(cohorts, key=lambda cohort: -cohort.cost), threads)
 
     def _cohorts(
         self, algorithm: Algorithm, local: Local, got: Tensors, received: Any, memory: Any, who: Integers
