@@ -228,12 +228,9 @@ def read_only(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
         raise OSError(errno.EROFS, "Read-only file system")
 
     def begin() -> None:
-        for where in (
-            (caching.IndexDataCacheFile, "_open_for_write"),
-            (compilation, "write_atomically"),
-            (Path, "unlink"),
-        ):
-            monkeypatch.setattr(*where, refused)
+        monkeypatch.setattr(caching.IndexDataCacheFile, "_open_for_write", refused)
+        monkeypatch.setattr(compilation, "write_atomically", refused)
+        monkeypatch.setattr(Path, "unlink", refused)
 
     return begin
 

@@ -24,7 +24,7 @@ TURN_SECONDS = 4.0  # estimated duration of a turn of all competitors
 def measure_busy(workloads: Sequence[Workload], options: Options, meter: Meter) -> BenchResult:
     """Seconds per round alone, and beside one busy process per core."""
     cores = usable_cores()
-    with threads_set(options.threads), BusyProcesses(cores) as others:
+    with BusyProcesses(cores) as others:
         records = [_busy_record(*work, others, options, meter) for work in _measured(options)]
     table = Table(
         f"Seconds per round alone, and beside {cores} busy processes, median (lowest–highest)",
@@ -47,21 +47,21 @@ def measure_busy(workloads: Sequence[Workload], options: Options, meter: Meter) 
     return BenchResult("busy", records, table, notes)
 
 
-def _measured(options: Options) -> Iterator[tuple[str, list[Simulation]]]:
-    """The works: the demo's runs of each algorithm, executed together, and a round of softmax regression."""
+def _measured(options: Options) -> Iterator[tuple[str, list[Simulation], int]]:
+    """The works and their threads: the demo's runs of each algorithm, executed together, and softmax regression."""
     preparation = Preparation()
     for name in DEMO:
         configs = [plan.config for plan in plans() if plan.config.algorithm.name == name]
-        yield f"demo: {name}", [preparation.simulation(config) for config in configs]
+        yield f"demo: {name}", [preparation.simulation(config) for config in configs], configs[0].threads
     softmax = WORKLOADS["mnist-softmax"]
     softmax = softmax.quick() if options.quick else softmax
-    yield softmax.name, [softmax.simulation(softmax.federation())]
+    yield softmax.name, [softmax.simulation(softmax.federation())], options.threads
 
 
 def _busy_record(
-    name: str, simulations: list[Simulation], others: BusyProcesses, options: Options, meter: Meter
+    name: str, simulations: list[Simulation], threads: int, others: BusyProcesses, options: Options, meter: Meter
 ) -> Record:
-    with as_run(simulations) as runs:
+    with threads_set(threads), as_run(simulations) as runs:
         times = interleaved(
             {"alone": runs.round, "beside": _beside(runs, others)},
             options,
@@ -73,7 +73,7 @@ def _busy_record(
         "work": name,
         "runs": len(simulations),
         "quick": options.quick,
-        "threads": options.threads,
+        "threads": threads,
         "waiting": os.environ.get("OMP_WAIT_POLICY"),
         **{key: asdict(spread(one.spent)) for key, one in each.items()},
         "ratio": asdict(ratio(times["beside"], times["alone"])),
