@@ -39,7 +39,7 @@ from fedkin.engine.spaces.vectors import ADDRESS, LANE, NUMBER, VECTOR
 
 STRIP = PAIR * LANE  # columns of a tile of sums
 FEWEST_FEATURES = STRIP
-BLOCK, BLOCK_NUMBERS = 32, 1 << 16  # most samples and numbers of a block
+BLOCK, BLOCK_NUMBERS = 64, 1 << 16  # most samples and numbers of a block; half as many samples for a small layer
 SOFTMAX, LOGISTIC, SQUARED = range(3)  # losses
 
 # -- products ----------------------------------------------------------------------------------------------------------
@@ -274,7 +274,8 @@ def _primal_round(  # type: ignore[no-untyped-def]
     widest = 1
     for k in range(steps):
         widest = max(widest, ends[k + 1] - ends[k])
-    block = min(widest, max(STRIP, min(BLOCK, BLOCK_NUMBERS // features)))
+    # A large layer leaves the cache between blocks, so that fewer and larger ones are faster.
+    block = min(widest, max(STRIP, min(BLOCK if first >= BLOCK else BLOCK // 2, BLOCK_NUMBERS // features)))
     width = (block + STRIP - 1) // STRIP * STRIP
     one = np.ones(width, dtype=np.float32)
     z, back = np.empty((first, width), dtype=np.float32), np.empty((hidden, width), dtype=np.float32)

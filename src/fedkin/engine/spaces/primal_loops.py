@@ -50,6 +50,8 @@ def _sums_tile(height: int) -> Any:
             by = [v.spread(v.at(factors, (row, i), (step, k))) for i in range(height)]
             return [v.multiply_add(by[i], own[j], sums[PAIR * i + j]) for i in range(height) for j in range(PAIR)]
 
+        for i in range(height):  # what the sums will be added to
+            v.fetch(v.at(out, (out_row, i)))
         sums = v.loop(length, [v.zero] * PAIR * height, line)
         for i in range(height):
             for j in range(PAIR):
