@@ -20,6 +20,7 @@ from numba.core import caching
 
 from fedkin.engine import cohorts
 from fedkin.engine.spaces import compilation
+from fedkin.output import Sentences
 
 FACTOR, OTHER = 1234.5678, 4321.8765
 SOURCE = f"""
@@ -35,7 +36,8 @@ def scaled(x):
 def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Any]]:
     """A module with one compiled function, imported anew by every call, as by a new process."""
     monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path / "cache"))
-    compilation.warn_not_stored.cache_clear()
+    for said in (compilation.warn_not_stored, compilation.say_compiling):
+        said.cache_clear()
     path = tmp_path / "tiny.py"
     path.write_text(SOURCE)
 
@@ -50,6 +52,21 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[
 
     yield imported
     compilation.warn_not_stored.cache_clear()
+
+
+def test_compiling_is_said_the_first_time(
+    tiny: Callable[[], Any], caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with caplog.at_level("INFO", logger="fedkin"):
+        tiny()
+        assert [record.getMessage() for record in caplog.records] == [
+            "compiling the local steps, once on this machine (about 20 s) …"
+        ]
+        compilation.say_compiling.cache_clear()
+        tiny()
+        assert len(caplog.records) == 1
+    Sentences().emit(caplog.records[0])
+    assert capsys.readouterr().err.startswith("fedkin: compiling the local steps")
 
 
 def stored(folder: Path, suffix: str) -> Path:

@@ -12,7 +12,7 @@ from typer.models import ArgumentInfo
 
 from fedkin.errors import TOO_LARGE, BadInput, is_out_of_memory
 from fedkin.files import writable_file, writable_folder
-from fedkin.output import console, prepare_streams, say_error, show_warnings
+from fedkin.output import console, prepare_streams, say_error, show_messages, show_warnings
 
 
 class Commands(typer.core.TyperGroup):
@@ -357,4 +357,5 @@ def main() -> None:
     """Run the command. The installed command calls it through `fedkin.__main__`."""
     prepare_streams()
     show_warnings()
+    show_messages()
     app(prog_name="fedkin")

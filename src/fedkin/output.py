@@ -3,6 +3,7 @@
 import codecs
 import contextlib
 import io
+import logging
 import os
 import re
 import sys
@@ -125,6 +126,21 @@ def show_warnings() -> None:
 
     usual = warnings.showwarning
     warnings.showwarning = show
+
+
+class Sentences(logging.Handler):
+    """Show what modules of this package log as sentences."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        say_error(record.getMessage())
+
+
+def show_messages() -> None:
+    """Show what this package has to say while it works, such as why something takes longer the first time."""
+    log = logging.getLogger("fedkin")
+    log.setLevel(logging.INFO)
+    log.handlers = [Sentences()]
+    log.propagate = False
 
 
 @cache

@@ -12,6 +12,7 @@ process stand beside files of another, and the next process compiles again.
 
 import contextlib
 import json
+import logging
 import shutil
 import warnings
 from collections.abc import Callable
@@ -47,6 +48,8 @@ def compiled(signature: str) -> Callable[[Any], Any]:
             warn_not_stored("no folder can be written to")
             return njit(signature, **OPTIONS)(function)
         try:
+            if not files.paths():
+                say_compiling()
             found.compile(signature)
             files.seal()
         except Exception as error:  # whatever reading or writing the files raises
@@ -59,6 +62,12 @@ def compiled(signature: str) -> Callable[[Any], Any]:
         return found
 
     return made
+
+
+@cache
+def say_compiling() -> None:
+    """Say why the first round begins later than others; the command shows it."""
+    logging.getLogger(__name__).info("compiling the local steps, once on this machine (about 20 s) …")
 
 
 @cache  # once, not for every function
