@@ -87,7 +87,9 @@ def own_scores(
         samples = max(int(clients.sizes[who].mean()) for clients in parts.values())
         on_threads(work, range(len(who)), evaluating_threads(model, models, samples))
     return {
-        name: [Scores(*both, parts[name].sizes, model.loss.measure) for both in values.transpose(0, 1).numpy()]
+        name: [
+            Scores(loss, value, parts[name].sizes, model.loss.measure) for loss, value in values.transpose(0, 1).numpy()
+        ]
         for name, values in found.items()
     }
 
