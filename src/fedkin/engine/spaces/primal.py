@@ -45,7 +45,7 @@ class Primal(Player):
         return after_rounds(round, script, self.counts[0], received, memory, into)
 
 
-LOSSES: dict[type[Loss], int] = {
+COMPILED_LOSSES: dict[type[Loss], int] = {
     CrossEntropy: primal_kernels.SOFTMAX,
     Logistic: primal_kernels.LOGISTIC,
     Squared: primal_kernels.SQUARED,
@@ -55,7 +55,7 @@ LOSSES: dict[type[Loss], int] = {
 def network_of(model: Layered) -> primal_kernels.Network:
     """The model as the kernels see it."""
     hidden = model.hidden if isinstance(model, MLP) else 0
-    return primal_kernels.Network(model.first.inputs, hidden, model.outputs, LOSSES[type(model.loss)])
+    return primal_kernels.Network(model.first.inputs, hidden, model.outputs, COMPILED_LOSSES[type(model.loss)])
 
 
 def in_lanes(value: Factor | None, lanes: int) -> NDArray[np.float32]:

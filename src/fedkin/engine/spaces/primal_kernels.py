@@ -38,7 +38,6 @@ from fedkin.engine.spaces.recipe import Recipe
 from fedkin.engine.spaces.vectors import ADDRESS, LANE, NUMBER, VECTOR
 
 STRIP = PAIR * LANE  # columns of a tile of sums
-FEWEST_FEATURES = STRIP
 BLOCK, BLOCK_NUMBERS = 64, 1 << 16  # most samples and numbers of a block; half as many samples for a small layer
 SOFTMAX, LOGISTIC, SQUARED = range(3)  # losses
 
