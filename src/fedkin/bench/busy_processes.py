@@ -1,13 +1,14 @@
 """Processes that keep cores busy, and end with the process that started them."""
 
 import contextlib
+import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 
-# It ends with its parent, even if that is killed.
-SPIN = "import os; parent = os.getppid()\nwhile os.getppid() == parent: sum(range(100_000))"
+# It ends with its parent, even if that is killed, and even before this begins.
+SPIN = "import os, sys\nwhile os.getppid() == int(sys.argv[1]): sum(range(100_000))"
 
 
 class BusyProcesses:
@@ -41,7 +42,7 @@ class BusyProcesses:
 
 
 def _ended_after(held: contextlib.ExitStack) -> "subprocess.Popen[bytes]":
-    process = subprocess.Popen([sys.executable, "-c", SPIN], stdin=subprocess.DEVNULL)
+    process = subprocess.Popen([sys.executable, "-c", SPIN, str(os.getpid())], stdin=subprocess.DEVNULL)
     held.callback(process.wait)
     held.callback(process.kill)  # called before `wait`; it also ends a stopped process
     return process
