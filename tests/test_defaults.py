@@ -31,7 +31,7 @@ PUBLISHED = {
     "published": ("11342d2756d7", "883fcf33f40b"),
     "readings": ("590ba73480ca", "c220880b77aa"),
     "samples": ("f00c4cf61040", "3b6425a47b80"),
-    "school": ("169e84d03ad8", "c9f0e89efdb6"),
+    "school": ("6247a9569fea", "794cb4889951"),
     "spectrum": ("f00c4cf61040", "3b6425a47b80"),
     "step-size": ("89c3fd5b53b8", "90688f9c9a25"),
     "table": ("bb6e80999227", "211645e208c8"),
