@@ -197,14 +197,19 @@ def test_a_sweep_is_four_lanes_that_differ_in_beta() -> None:
 # -- the engine --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("compiled", [False, True], ids=["", "compiled"])
-@pytest.mark.parametrize("workload", WORKLOADS)
+MODULES = [name for name, workload in WORKLOADS.items() if not workload.sweep]  # convolutions: slow, never compiled
+
+
+@pytest.mark.parametrize(
+    ("workload", "compiled"), [(name, compiled) for name in WORKLOADS for compiled in {False, name not in MODULES}]
+)
 def test_the_engine_equals_its_plain_path_after_three_rounds(
     workload: str, compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One client at a time, plainly, is the oracle; 1e-4 of the parameters' length is allowed."""
     monkeypatch.setattr("fedkin.engine.cohorts.MUCH", 0 if compiled else math.inf)
     few = replace(WORKLOADS[workload].quick(), clients=3)
+    few = replace(few, samples=30) if workload in MODULES else few
     run = few.simulation(few.federation())
     states = []
     for simulation in (run, replace(run, stacked=False)):
