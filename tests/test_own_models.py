@@ -192,7 +192,7 @@ def test_threads_do_not_change_measurements(monkeypatch: pytest.MonkeyPatch) -> 
         assert torch.get_num_threads() == threads
         found.append(np.stack([(one.losses, one.values) for one in scores]))
     torch.set_num_threads(1)
-    np.testing.assert_array_equal(*found)
+    np.testing.assert_array_equal(found[0], found[1])
     models = [state.model, *(own_model(run, state, client) for client in range(5))]
     for client in range(5):
         for row, (w, part) in enumerate(((0, data.train), (1 + client, data.train), (1 + client, data.validation))):
