@@ -24,7 +24,7 @@ class Commands(typer.core.TyperGroup):
         except BadInput as error:
             say_error(str(error))
         except KeyboardInterrupt:
-            continues = ctx.invoked_subcommand in ("run", "reproduce")
+            continues = ctx.invoked_subcommand in ("run", "compare", "reproduce")
             say_error(f"stopped{'; the same command continues the runs' if continues else ''}")
             raise typer.Exit(130) from None
         except OSError as error:
@@ -119,6 +119,46 @@ def run(
     folder = results[0].folder
     assert folder is not None
     console().print(f"Results are in {folder.parent}. Compare them: fedkin report {folder.parent}", soft_wrap=True)
+
+
+@app.command()
+def compare(
+    file: FileArgument = None,
+    algorithms: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--algorithm", metavar="NAME", help="Compare this one; repeatable. None: those of FILE, or a dozen."
+        ),
+    ] = None,
+    budget: Annotated[
+        str, typer.Option("--budget", metavar="NAME", help="quick, standard or thorough: trials and seeds per method.")
+    ] = "standard",
+    trials: Annotated[int | None, typer.Option("--trials", metavar="N", help="Settings tried per method.")] = None,
+    seeds: Annotated[int | None, typer.Option("--seeds", metavar="N", help="Fresh seeds per method.")] = None,
+    settings: SetOption = [],  # noqa: B006 - typer copies it
+    out: OutOption = Path("results"),
+    data: DataOption = None,
+    fresh: FreshOption = False,
+) -> None:
+    """Find out which method is best on your clients: all tuned alike on validation samples, then on fresh seeds."""
+    from fedkin.arena import budget_of
+    from fedkin.arena import compare as compare_methods
+    from fedkin.arena.phases import phases_shown
+    from fedkin.reports import report as reports
+    from fedkin.reports.runs import collect
+
+    writable_folder(out)
+    with phases_shown(console()) as show:
+        found = compare_methods(
+            file, algorithms=algorithms or [], budget=budget_of(budget, trials, seeds), overrides=settings, out=out,
+            data=data, show=show, fresh=fresh,
+        )  # fmt: skip
+    runs = collect(found.folder)
+    console().print(reports.conclusion_text(runs, console().width))
+    for table in reports.shown_tables(runs):
+        console().print(table.rich())
+    for path in reports.write(found.folder):
+        console().print(f"wrote {path}", soft_wrap=True)
 
 
 @app.command("data")

@@ -27,6 +27,7 @@ from fedkin.algorithms.kinship import (
 from fedkin.algorithms.local import Local
 from fedkin.algorithms.rounds import Round
 from fedkin.algorithms.rows import ClientRows
+from fedkin.algorithms.search import Between
 from fedkin.errors import BadInput
 from fedkin.types import Tensors
 
@@ -53,6 +54,7 @@ class FedKin(Algorithm):
     """
 
     neutral = {"beta": 1.0, "alpha": 0.0, "kappa": 0.0}  # noqa: RUF012 - a constant
+    search = {**Algorithm.search, "beta": Between(0.3, 1.0, linear=True)}  # noqa: RUF012 - a constant
     beta: Hyper = 0.5
     alpha: Hyper = 0.0
     kappa: Hyper = 0.0
@@ -150,6 +152,7 @@ class FedProx(Algorithm):
     """
 
     neutral = {"alpha": 0.0}  # noqa: RUF012 - a constant
+    search = {**Algorithm.search, "alpha": Between(1e-3, 1.0)}  # noqa: RUF012 - a constant
     alpha: Hyper = 0.1
 
     def __post_init__(self) -> None:

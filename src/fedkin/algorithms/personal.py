@@ -9,6 +9,7 @@ from fedkin.algorithms.base import Algorithm, Hyper, Losses, ServerState, check_
 from fedkin.algorithms.family import FedAvg
 from fedkin.algorithms.local import Local
 from fedkin.algorithms.rounds import Round
+from fedkin.algorithms.search import Between, OneOf
 from fedkin.errors import BadInput
 from fedkin.types import Tensors
 
@@ -63,6 +64,9 @@ class FineTuned(FedAvg):
     tuning_step    step size of fine-tuning in units of γ
     """
 
+    search = {  # noqa: RUF012 - a constant
+        **Algorithm.search, "tuning_epochs": OneOf((1, 2, 5, 10)), "tuning_step": Between(0.1, 3.0),
+    }  # fmt: skip
     tuning_epochs: int = 5
     tuning_step: Hyper = 1.0
 
@@ -84,6 +88,7 @@ class IFCA(Algorithm):
     spread  the models start at w̄ plus Gaussian noise of this standard deviation
     """
 
+    search = {**Algorithm.search, "groups": OneOf((2, 3, 4, 6))}  # noqa: RUF012 - a constant
     groups: int = 4
     spread: Hyper = 0.1
 

@@ -31,15 +31,17 @@ class Plan:
     beside: Path | None = None
 
 
-def plans(source: Path | str | Mapping[str, Any] | None = None, overrides: Sequence[str] = ()) -> list[Plan]:
-    """All runs that a TOML file (or a dictionary, or the embedded default) describes, after `key=value` overrides."""
-    beside = None if source is None or isinstance(source, Mapping) else Path(source).absolute().parent
+def plans(
+    source: Path | str | Mapping[str, Any] | None = None, overrides: Sequence[str] = (), *, beside: Path | None = None
+) -> list[Plan]:
+    """All runs that a TOML file (or a dictionary, or the embedded default) describes, after `key=value` overrides.
+
+    beside  where modules of the user's own are looked for first (default: the folder of the file)
+    """
     try:
-        settings = settings_from(source)
+        settings, of_file = settings_with(source, overrides)
+        beside = beside or of_file
         with modules_beside(beside):
-            for override in overrides:
-                _override(settings, override)
-            _check_text(settings)
             found = [replace(plan, beside=beside) for plan in _plans(settings)]
             # Once imported, a module is known by its name; its errors are better said before anything is loaded.
             for kind in dict.fromkeys(plan.config.model.kind for plan in found if beside is not None):
@@ -48,6 +50,19 @@ def plans(source: Path | str | Mapping[str, Any] | None = None, overrides: Seque
         return found
     except RecursionError:
         raise BadInput("the settings are nested too deeply: use lists of values or of tables") from None
+
+
+def settings_with(
+    source: Path | str | Mapping[str, Any] | None, overrides: Sequence[str]
+) -> tuple[Settings, Path | None]:
+    """The raw settings of a file, a dictionary or the default after `key=value` overrides, and the file's folder."""
+    beside = None if source is None or isinstance(source, Mapping) else Path(source).absolute().parent
+    settings = settings_from(source)
+    with modules_beside(beside):
+        for override in overrides:
+            _override(settings, override)
+    _check_text(settings)
+    return settings, beside
 
 
 def _plans(settings: Settings) -> list[Plan]:

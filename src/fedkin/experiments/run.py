@@ -156,8 +156,19 @@ def run(
 
     Finished runs are kept and interrupted ones continue. A run that diverges ends; the others continue.
     """
+    return run_plans(plans(source, overrides), out=out, data=data, listener=listener, fresh=fresh)
+
+
+def run_plans(
+    todo: Sequence[Plan],
+    *,
+    out: Path | str = "results",
+    data: Path | str | None = None,
+    listener: Listener | None = None,
+    fresh: bool = False,
+) -> list[Result]:
+    """Run all these runs; see `run`."""
     listener = listener or Silent()
-    todo = plans(source, overrides)
     listener.grid(len(todo))
     preparation = Preparation(Path(data) if data else None, listener)
     results: dict[str, Result] = {}

@@ -14,6 +14,8 @@ from typing import Any
 
 from fedkin.algorithms import ALGORITHMS
 from fedkin.data.measure import ACCURACY
+from fedkin.experiments.records import COMPARISON_FILE
+from fedkin.files import json_object
 from fedkin.reports.groups import described, experiments, problem_of
 from fedkin.reports.labels import (
     MISSING,
@@ -79,7 +81,42 @@ class Edge:
 
 
 def methods(runs: Sequence[Run]) -> list[Method]:
-    """The methods of an experiment of which a run has finished with a validation loss, best test results first."""
+    """The methods of an experiment of which a run has finished with a validation loss, best test results first.
+
+    In a comparison the settings were chosen before, in trials: its file says what belongs together.
+    """
+    found: list[Method] = []
+    for folder, members in experiments(runs).items():
+        entries = (json_object(folder / COMPARISON_FILE) or {}).get("methods")
+        found += _candidates_of(members) if entries is None else _compared(members, entries)
+
+    def order(method: Method) -> tuple[Any, ...]:
+        value = sum(run.used_value for run in method.chosen) / len(method.chosen)
+        worse = -value if method.chosen[0].measure.higher else value
+        return method.chosen[0].folder.parent, sortable(method.problem.values()), worse
+
+    return sorted(found, key=order)
+
+
+def _compared(runs: Sequence[Run], entries: Sequence[Record]) -> list[Method]:
+    """The methods of a comparison, as its file describes them."""
+    by_name = {run.folder.name: run for run in runs if math.isfinite(run.validation_loss)}
+    found = []
+    for entry in entries:
+        chosen = tuple(by_name[name] for name in entry["runs"] if name in by_name)
+        settings = entry["chosen"] or {}
+        edges = [
+            Edge(key, settings[key], end == "largest")
+            for key, end in entry["edges"].items()
+            if settings[key] not in _LIMITS.get(key, ())
+        ]
+        words = ", ".join(f"{short(key)}={plain(value)}" for key, value in settings.items())
+        found += [Method(entry["method"], {}, words, chosen, entry["trials"], tuple(edges))] if chosen else []
+    return found
+
+
+def _candidates_of(runs: Sequence[Run]) -> list[Method]:
+    """The methods of an experiment: runs that differ in numbers only are candidates of one."""
     usable = [run for run in runs if math.isfinite(run.validation_loss)]
     tuned = _tuned(usable)
     groups: dict[object, list[Run]] = {}
@@ -108,13 +145,7 @@ def methods(runs: Sequence[Run]) -> list[Method]:
                 _edges(chosen, candidates[key], tuned),
             )
         )
-
-    def order(method: Method) -> tuple[Any, ...]:
-        value = sum(run.used_value for run in method.chosen) / len(method.chosen)
-        worse = -value if method.chosen[0].measure.higher else value
-        return method.chosen[0].folder.parent, sortable(method.problem.values()), worse
-
-    return sorted(found, key=order)
+    return found
 
 
 def chosen_table(runs: Sequence[Run]) -> Table | None:

@@ -1,0 +1,249 @@
+"""Compare methods on one federation: trials on validation samples, then the best of each on fresh seeds."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from fedkin.arena.entrants import STEP_SIZE, Entrant, entrants
+from fedkin.arena.phases import Phases, Show, Work, nothing
+from fedkin.arena.trials import Trial, Tuning, early_rounds, edges, tune
+from fedkin.errors import BadInput, nearest
+from fedkin.experiments.data_sections import Settings
+from fedkin.experiments.grid import Plan, plans, settings_with
+from fedkin.experiments.records import COMPARISON_FILE
+from fedkin.experiments.results import Result
+from fedkin.experiments.run import run_plans
+from fedkin.files import as_json, write_atomically
+from fedkin.types import Record
+
+VALIDATION = 0.2  # share of the clients' training samples that is held out, unless the file has another
+# The phases of a comparison.
+EARLY_TRIALS, LATE_TRIALS, FINALS = "trials", "the better half of the trials", "the best on fresh seeds"
+# Settings that make a federation. A comparison has one.
+FEDERATION = ("data", "partition", "model", "graph", "reading")
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What every method gets.
+
+    trials  number of settings that are tried
+    seeds   number of fresh seeds on which the best is run again
+    """
+
+    trials: int
+    seeds: int
+
+    def __post_init__(self) -> None:
+        if self.trials < 1 or self.seeds < 1:
+            raise BadInput("a method needs at least one trial and one seed: give at least 1")
+
+
+BUDGETS = {"quick": Budget(4, 3), "standard": Budget(16, 5), "thorough": Budget(64, 10)}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A method after its trials.
+
+    trials  all of them
+    best    the one with the lowest loss on validation samples; None if all have diverged
+    runs    names of the runs of the best on fresh seeds
+    """
+
+    method: Entrant
+    trials: Sequence[Trial]
+    best: Trial | None
+    runs: Sequence[str] = ()
+
+    def record(self) -> Record:
+        """For `comparison.json`."""
+        best = self.best
+        return {
+            "method": self.method.label,
+            "algorithm": self.method.algorithm,
+            "trials": len(self.trials),
+            "diverged": sum(math.inf in (one.early, one.loss) for one in self.trials),
+            "searched": {_full(name): str(where) for name, where in self.method.search.items()},
+            "chosen": {_full(name): value for name, value in best.settings.items()} if best else None,
+            "edges": {_full(name): end for name, end in edges(self.method.search, self.trials, best).items()}
+            if best
+            else {},
+            "validation_loss": best.loss if best else None,
+            "runs": list(self.runs),
+        }
+
+
+def _full(name: str) -> str:
+    """A setting with its section."""
+    return name if "." in name else f"algorithm.{name}"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What `compare` has found.
+
+    folder   of the runs on fresh seeds, for `fedkin report`
+    entries  the methods with their trials
+    results  the runs on fresh seeds
+    """
+
+    folder: Path
+    entries: Sequence[Entry]
+    results: Sequence[Result]
+
+
+def compare(
+    source: Path | str | Mapping[str, Any] | None = None,
+    *,
+    algorithms: Sequence[str] = (),
+    budget: str | Budget = "standard",
+    overrides: Sequence[str] = (),
+    out: Path | str = "results",
+    data: Path | str | None = None,
+    show: Show = nothing,
+    fresh: bool = False,
+) -> Comparison:
+    """Compare methods on one federation: a TOML file, a dictionary, or None for the embedded one.
+
+    algorithms  names of the methods (default: those of the file if there are several, else a dozen); each client alone,
+                FedAvg, fine-tuned FedAvg and pooled samples are always among them
+    budget      `quick`, `standard`, `thorough`, or a `Budget`: the same for all methods
+    overrides   settings as `key=value`
+    out         folder of the results: `NAME-compared-tuning` has the trials, `NAME-compared` the runs on fresh seeds
+    show        called with what is being done, the share that is done and the estimated seconds that are left
+
+    Every method has the same number of trials and rounds. The settings with the lowest loss on the clients' validation
+    samples are run again on fresh seeds, whose test results are compared. Interrupted comparisons continue.
+    """
+    allowed = budget if isinstance(budget, Budget) else budget_of(budget)
+    settings, beside = settings_with(source, overrides)
+    _check_one_federation(settings)
+    seed, rounds = int(settings.get("seed", 0)), int(settings.get("rounds", 100))
+    name = f"{settings.get('name', 'experiment')}-compared"
+    methods = entrants(settings, algorithms)
+    common = _common(settings)
+    phases = Phases(_works(len(methods), allowed, rounds), show)
+
+    def run(more: Settings, fresh_runs: bool) -> list[Result]:
+        found = [replace(plan, beside=beside) for plan in plans({**common, **more}, beside=beside)]
+        return run_plans(found, out=Path(out), data=data, listener=phases, fresh=fresh_runs)
+
+    # A trial is judged by its last round alone, or by its first and its last.
+    trial = {"name": f"{name}-tuning", "evaluate_every": early_rounds(rounds), "evaluate": "test", "keep": "all"}
+    folder = Path(out) / name
+    tuning = Tuning.of(
+        Path(out) / f"{name}-tuning" / "trials.json",
+        json.loads(as_json({"settings": {**common, **trial}, "methods": [one.fixed for one in methods]})),
+        {number: method.trials(allowed.trials, seed) for number, method in enumerate(methods)},
+    )
+    if fresh:
+        for trials in tuning.trials.values():
+            trials[:] = [Trial(one.settings) for one in trials]
+
+    def losses(tables: list[Settings], until: int) -> list[float]:
+        phases.next(EARLY_TRIALS if until < rounds else LATE_TRIALS)
+        grid = {**trial, "rounds": until, "algorithm": tables}
+        found = {_key(result.config): result.summary for result in run(grid, fresh and until < rounds)}
+        each = [plans({**common, **grid, "algorithm": [table]}, beside=beside)[0] for table in tables]
+        return [_validation_loss(found[_key(plan.config.model_dump(mode="json", by_alias=True))]) for plan in each]
+
+    tune(tuning, methods, rounds, losses)
+    chosen = [Entry(method, tuning.trials[m], tuning.best(m)) for m, method in enumerate(methods)]
+    _check_any(chosen)
+    seeds = [seed + k for k in range(1, allowed.seeds + 1)]
+    phases.next(FINALS)
+    entries, finals = [], []
+    for entry in chosen:
+        table = entry.best and entry.method.table(entry.best.settings)
+        mine = plans({**common, "name": name, "seed": seeds, "algorithm": [table]}, beside=beside) if table else []
+        entries.append(replace(entry, runs=[plan.name for plan in mine]))
+        finals += mine
+    _write(folder / COMPARISON_FILE, entries, allowed, rounds, seed)
+    results = run_plans(_by_seed(finals, beside), out=Path(out), data=data, listener=phases, fresh=fresh)
+    return Comparison(folder, entries, results)
+
+
+def _by_seed(found: Sequence[Plan], beside: Path | None) -> list[Plan]:
+    """Runs of one federation are consecutive."""
+    return [replace(plan, beside=beside) for plan in sorted(found, key=lambda plan: plan.config.seed)]
+
+
+def budget_of(name: str, trials: int | None = None, seeds: int | None = None) -> Budget:
+    """The budget of this name, with other numbers if they are given."""
+    if name not in BUDGETS:
+        raise BadInput(f"there is no budget '{name}'{nearest(name, BUDGETS)}")
+    usual = BUDGETS[name]
+    return Budget(usual.trials if trials is None else trials, usual.seeds if seeds is None else seeds)
+
+
+def _common(settings: Settings) -> Settings:
+    """The settings of all runs: those of the file without algorithms, step size and seed, with validation samples."""
+    kept = {key: value for key, value in settings.items() if key not in ("algorithm", "name")}
+    partition, local = dict(kept.get("partition", {})), dict(kept.get("local", {}))
+    if partition.get("validation", "auto") == "auto":
+        partition["validation"] = VALIDATION
+    local.pop(STEP_SIZE.partition(".")[2], None)
+    return {"seed": 0, **kept, "partition": partition, "local": local}
+
+
+def _check_one_federation(settings: Settings) -> None:
+    for key in ("seed", "rounds", "take_part", "evaluate_every"):
+        if isinstance(settings.get(key), list):
+            raise BadInput(f"{key} has several values: a comparison has one; fresh seeds are made by itself")
+    for section in FEDERATION:
+        table = settings.get(section, {})
+        listed = [key for key, value in table.items() if isinstance(value, list)] if isinstance(table, dict) else [""]
+        if listed:
+            raise BadInput(
+                f"{section}{'.' if listed[0] else ''}{listed[0]} has several values, which are several federations: "
+                "compare one at a time, with --set"
+            )
+    listed = [key for key, value in settings.get("local", {}).items() if isinstance(value, list) and key != "step_size"]
+    if listed:
+        raise BadInput(
+            f"local.{listed[0]} has several values: a comparison searches the step size and the numbers of "
+            "[[algorithm]]; put the list there, as local.{listed[0]}, or give one value"
+        )
+
+
+def _key(config: Mapping[str, Any]) -> str:
+    return json.dumps(config, sort_keys=True)
+
+
+def _validation_loss(summary: Record) -> float:
+    loss = summary.get("final_validation_loss") if summary["status"] == "finished" else None
+    return math.inf if loss is None else float(loss)
+
+
+def _check_any(chosen: Sequence[Entry]) -> None:
+    if all(entry.best is None for entry in chosen):
+        raise BadInput("all trials of all methods diverged: give smaller step sizes, as local.step_size = [low, high]")
+
+
+def _works(methods: int, budget: Budget, rounds: int) -> list[Work]:
+    """The phases: early trials, their better half, and the best of each method on fresh seeds."""
+    first, trials = early_rounds(rounds), methods * budget.trials
+    half = methods * math.ceil(budget.trials / 2) if first < rounds else trials
+    return [
+        Work(EARLY_TRIALS, trials, first, 1.0),
+        Work(LATE_TRIALS, half, rounds - first, 1.0),
+        # alone: trials share products, and these measure test results as well
+        Work(FINALS, methods * budget.seeds, rounds, 2.5),
+    ]
+
+
+def _write(path: Path, entries: Sequence[Entry], budget: Budget, rounds: int, seed: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    record = {
+        "trials": budget.trials,
+        "seeds": budget.seeds,
+        "rounds": rounds,
+        "early_rounds": early_rounds(rounds),
+        "tuned_on_seed": seed,
+        "methods": [entry.record() for entry in entries],
+    }
+    write_atomically(path, as_json(record, indent=1).encode())

@@ -1,0 +1,124 @@
+"""Progress of a comparison: one bar, or a line every few seconds, with an estimate of the remaining time."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from fedkin.experiments.progress import Silent
+from fedkin.types import Record
+
+Show = Callable[[str, float, float | None], None]  # what is done, the share that is done, the seconds that are left
+
+
+@dataclass(frozen=True)
+class Work:
+    """A phase of a comparison.
+
+    name    in words
+    runs    number of its runs
+    rounds  that each of them takes
+    cost    of a round, in those of the first phase
+    """
+
+    name: str
+    runs: int
+    rounds: int
+    cost: float
+
+    @property
+    def size(self) -> float:
+        """Estimated duration, in rounds of the first phase."""
+        return self.runs * self.rounds * self.cost
+
+
+class Phases(Silent):
+    """Counts the rounds of all runs, and shows where the comparison is. Runs that are kept count as done."""
+
+    def __init__(self, works: Sequence[Work], show: Show, clock: Callable[[], float] = time.monotonic) -> None:
+        self.works, self.show, self.clock = list(works), show, clock
+        self.phase, self.ended, self.rounds = -1, 0, 0
+        self.kept = 0.0  # what was done before, by an earlier command
+        self.since = clock()
+
+    def next(self, name: str) -> None:
+        """The phase of this name begins."""
+        self.phase = next(k for k, work in enumerate(self.works) if work.name == name)
+        self.ended = self.rounds = 0
+        self._tell()
+
+    @property
+    def _work(self) -> Work:
+        return self.works[self.phase]
+
+    @property
+    def done(self) -> float:
+        """What is done, in rounds of the first phase."""
+        before = sum(work.size for work in self.works[: self.phase])
+        return before + min(self.rounds * self._work.cost, self._work.size)
+
+    @property
+    def left(self) -> float | None:
+        """Estimated seconds until the end; None as long as there is nothing to judge by."""
+        done, total = self.done - self.kept, sum(work.size for work in self.works)
+        return (self.clock() - self.since) / done * (total - self.done) if done > 0 else None
+
+    def round(self, name: str, record: Record) -> None:
+        self.rounds += 1
+        self._tell()
+
+    def doing(self, what: str) -> None:
+        self.show(what, self._share, self.left)
+
+    def end(self, name: str, summary: Record, kept: bool) -> None:
+        self.ended += 1
+        rounds = self._work.rounds
+        if kept:
+            self.rounds += rounds
+            self.kept += rounds * self._work.cost
+        elif summary["status"] == "diverged":
+            self.rounds += max(0, rounds - 1 - int(summary["diverged_at"]))
+        self._tell()
+
+    @property
+    def _share(self) -> float:
+        return self.done / sum(work.size for work in self.works)
+
+    def _tell(self) -> None:
+        work = self._work
+        self.show(f"{work.name}: {min(self.ended, work.runs)} of {work.runs} runs", self._share, self.left)
+
+
+def nothing(what: str, share: float, left: float | None) -> None:
+    """Show nothing."""
+
+
+@contextmanager
+def phases_shown(console: Console, every: float = 5.0) -> Iterator[Show]:
+    """A bar on a terminal, a line every few seconds elsewhere."""
+
+    def words(what: str, left: float | None) -> str:
+        return what if left is None else f"{what}, about {timedelta(seconds=round(left))} left"
+
+    if console.is_terminal:
+        bar = Progress(
+            SpinnerColumn(), BarColumn(bar_width=30), TextColumn("{task.description}", markup=False),
+            TimeElapsedColumn(), console=console, transient=True,
+        )  # fmt: skip
+        task = bar.add_task("", total=1.0)
+        with bar:
+            yield lambda what, share, left: bar.update(task, completed=share, description=words(what, left))
+        return
+    last = -every
+
+    def line(what: str, share: float, left: float | None) -> None:
+        nonlocal last
+        if time.monotonic() - last >= every:
+            last = time.monotonic()
+            console.print(words(what, left), markup=False, highlight=False, soft_wrap=True)
+
+    yield line
