@@ -1,0 +1,303 @@
+"""Comparisons: the same budget for all, choices on validation samples, fresh seeds, and an answer that is honest."""
+
+import json
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedkin import FedAvg, Local, federate, load, train
+from fedkin.algorithms import Algorithm, Round, ServerState
+from fedkin.algorithms.search import Between, OneOf, points
+from fedkin.arena import Budget, compare
+from fedkin.arena.comparison import FINALS, _works
+from fedkin.arena.entrants import STEP_SIZE, entrants
+from fedkin.arena.phases import Phases, Work
+from fedkin.arena.trials import Trial, early_rounds, edges
+from fedkin.data.measure import ACCURACY
+from fedkin.errors import BadInput
+from fedkin.reports.answer.contenders import Contender, Field, field_of
+from fedkin.reports.answer.scores import Score
+from fedkin.reports.answer.sentences import answer_of
+from fedkin.reports.runs import collect
+from fedkin.types import Integers, Record
+
+TINY: dict[str, Any] = {
+    "name": "tiny",
+    "rounds": 20,
+    "threads": 1,
+    "partition": {"clients": 4, "kinds": 2},
+    "local": {"epochs": 1, "batch_size": 32, "step_size": [0.03, 0.5]},
+    "algorithm": [{"name": "fedprox"}, {"name": "kin"}],
+}
+SMALL = Budget(trials=4, seeds=2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planted(FedAvg):
+    """FedAvg from a good model: better than FedAvg in few rounds, by construction."""
+
+    def start(self, model: torch.Tensor, round: Round) -> ServerState:
+        digits = load("digits")
+        x, y = torch.as_tensor(digits.x_train).float().reshape(len(digits.y_train), -1), digits.y_train
+        target = torch.nn.functional.one_hot(torch.as_tensor(y).long(), 10).float()
+        ones = torch.cat([x, torch.ones(len(x), 1)], dim=1)
+        w = torch.linalg.lstsq(ones.T @ ones + 10 * torch.eye(65), ones.T @ target).solution  # (65, 10)
+        return {"model": torch.cat([10 * w[:-1].T.flatten(), 10 * w[-1]]).expand_as(model).clone()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Twin(Algorithm):
+    """FedAvg under another name, which draws its clients with other random numbers."""
+
+    def select(self, server: ServerState, round: Round, losses: Any) -> Integers:
+        assert round.take_part is not None
+        return round.who[np.sort(round.random("twin").choice(len(round), round.take_part, replace=False))]
+
+
+# -- search spaces -----------------------------------------------------------------------------------------------------
+
+
+def test_points_lie_in_their_space_and_more_continue_fewer() -> None:
+    space = {"a": Between(1e-3, 1.0), "b": OneOf((1, 2, 5)), "c": Between(-1.0, 1.0, linear=True)}
+    many = points(space, 64, seed=3)
+    assert many[:5] == points(space, 5, seed=3)
+    assert many != points(space, 64, seed=4)
+    a, b, c = (np.array([point[name] for point in many]) for name in "abc")
+    assert a.min() >= 1e-3
+    assert a.max() <= 1.0
+    assert np.abs(c).max() <= 1
+    # quasi-random: a share of points near to the share of the space, closer than random points would be
+    assert abs((a < 10**-1.5).mean() - 0.5) <= 1 / 32
+    assert abs((c < 0).mean() - 0.5) <= 1 / 32
+    assert [(b == value).sum() for value in (1, 2, 5)] == pytest.approx([64 / 3] * 3, abs=2)
+
+
+def test_ranges_that_are_none_are_refused() -> None:
+    with pytest.raises(BadInput, match="lower end first"):
+        Between(1.0, 0.1)
+    with pytest.raises(BadInput, match="begin above 0"):
+        Between(0.0, 1.0)
+
+
+# -- entrants ----------------------------------------------------------------------------------------------------------
+
+
+def test_numbers_of_the_file_are_fixed_and_lists_are_searched() -> None:
+    settings = {
+        "local": {"step_size": [0.5, 0.01, 0.1]},
+        "algorithm": [
+            {"name": "fedprox", "alpha": 0.25},
+            {"name": "ifca", "groups": [2, 3], "local": {"epochs": [1, 2]}},
+        ],
+    }
+    found = {one.label: one for one in entrants(settings, [])}
+    assert list(found) == ["Alone", "FedAvg", "FineTuned", "FedProx alpha=0.25", "IFCA", "FedAvg, pooled"]
+    assert found["FedProx alpha=0.25"].search == {STEP_SIZE: Between(0.01, 0.5)}
+    assert found["IFCA"].search == {
+        STEP_SIZE: Between(0.01, 0.5), "groups": OneOf((2, 3)), "local.epochs": OneOf((1, 2)),
+    }  # fmt: skip
+    table = found["IFCA"].table({STEP_SIZE: 0.1, "groups": 3, "local.epochs": 2})
+    assert table == {"name": "ifca", "groups": 3, "local": {"epochs": 2, "step_size": 0.1}}
+
+
+def test_step_sizes_are_the_same_for_all_methods() -> None:
+    found = entrants({}, ["fedprox", "ifca"])
+    sizes = [[point[STEP_SIZE] for point in one.trials(8, 0)] for one in found]
+    assert all(mine == sizes[0] for mine in sizes)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"seed": [0, 1]}, "seed has several values"),
+        ({"partition": {"clients": [4, 5]}}, "partition.clients has several values"),
+        ({"local": {"epochs": [1, 2]}}, "local.epochs has several values"),
+        ({"algorithm": [{"name": "fedprxo"}, {"name": "kin"}]}, "unknown algorithm 'fedprxo'"),
+    ],
+)
+def test_what_is_no_comparison_is_refused_before_any_run(tmp_path: Path, change: Record, words: str) -> None:
+    with pytest.raises(BadInput, match=words):
+        compare({**TINY, **change}, budget=SMALL, out=tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+# -- the whole ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("compared")
+    compare(TINY, budget=SMALL, out=out)
+    return out
+
+
+def summaries(folder: Path) -> dict[str, Record]:
+    return {path.parent.name: json.loads(path.read_text()) for path in folder.glob("*/summary.json")}
+
+
+def comparison(out: Path) -> Record:
+    found: Record = json.loads((out / "tiny-compared" / "comparison.json").read_text())
+    return found
+
+
+def test_all_methods_have_the_same_budget(compared: Path) -> None:
+    trials = json.loads((compared / "tiny-compared-tuning" / "trials.json").read_text())["trials"]
+    record = comparison(compared)
+    assert [entry["trials"] for entry in record["methods"]] == [4] * 6
+    for each in trials.values():
+        assert len(each) == 4
+        assert all(one["early"] is not None for one in each)
+        better = sorted(each, key=lambda one: one["early"])[:2]  # after a fifth of the rounds; it goes on
+        assert [one for one in each if one["loss"] is not None] == [one for one in each if one in better]
+    rounds = [run["rounds"] for run in summaries(compared / "tiny-compared-tuning").values()]
+    assert sorted(set(rounds)) == [4, 20]
+    assert rounds.count(20) == 6 * 2
+
+
+def test_the_lowest_validation_loss_is_chosen_and_runs_on_fresh_seeds(compared: Path) -> None:
+    trials = json.loads((compared / "tiny-compared-tuning" / "trials.json").read_text())["trials"]
+    for entry, each in zip(comparison(compared)["methods"], trials.values(), strict=True):
+        best = min((one for one in each if one["loss"] is not None), key=lambda one: one["loss"])
+        assert entry["validation_loss"] == best["loss"]
+        assert list(entry["chosen"].values()) == list(best["settings"].values())
+    finals = summaries(compared / "tiny-compared")
+    assert len(finals) == 6 * 2
+    for name in finals:
+        config = json.loads((compared / "tiny-compared" / name / "config.json").read_text())
+        assert config["seed"] in (1, 2)  # the trials had seed 0
+        assert config["partition"]["validation"] == 0.2
+
+
+def test_the_report_has_a_row_for_each_method_with_its_trials(compared: Path) -> None:
+    field = field_of(collect(compared / "tiny-compared"))
+    assert {one.label for one in field.contenders} == {
+        "Alone",
+        "FedAvg",
+        "FineTuned",
+        "FedProx",
+        "Kin",
+        "FedAvg, pooled",
+    }
+    assert {one.tried for one in field.contenders} == {4}
+    assert all("γ=" in one.setting and len(one.values) == 2 for one in field.contenders)
+    assert {one.label for one in field.contenders if one.reference} == {"FedAvg, pooled"}
+
+
+class Stopped(Exception):  # noqa: N818 - what it stands for is no error
+    """As if the process had been killed."""
+
+
+@pytest.mark.parametrize("after", [3, 60, 400])
+def test_an_interrupted_comparison_continues(compared: Path, tmp_path: Path, after: int) -> None:
+    calls = 0
+
+    def stop(*_: object) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == after:
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        compare(TINY, budget=SMALL, out=tmp_path, show=stop)
+    compare(TINY, budget=SMALL, out=tmp_path)
+    mine, theirs = comparison(tmp_path), comparison(compared)
+    assert mine == theirs
+    for name, summary in summaries(compared / "tiny-compared").items():
+        again = summaries(tmp_path / "tiny-compared")[name]
+        assert again["final_validation_loss"] == summary["final_validation_loss"]
+
+
+def test_a_larger_budget_keeps_the_trials_of_a_smaller_one(tmp_path: Path) -> None:
+    few = {**TINY, "algorithm": "fedavg"}
+    compare(few, algorithms=["fedavg"], budget=Budget(2, 1), out=tmp_path)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("tiny-compared-tuning/*/summary.json")}
+    compare(few, algorithms=["fedavg"], budget=Budget(3, 1), out=tmp_path)
+    after = {path: path.stat().st_mtime_ns for path in tmp_path.glob("tiny-compared-tuning/*/summary.json")}
+    assert len(before) == 4 * 2
+    assert len(after) == 4 * 3
+    unchanged = [path for path in before if before[path] == after[path]]
+    assert len(unchanged) >= len(before) - 4  # a method may let one more of its trials go on
+
+
+# -- honesty -----------------------------------------------------------------------------------------------------------
+
+
+def contenders(values: dict[str, Iterable[float]]) -> Field:
+    found = [Contender(name, name, "", {str(k): v for k, v in enumerate(each)}) for name, each in values.items()]
+    return Field((), tuple(found), Score(ACCURACY), True)
+
+
+def test_two_copies_of_fedavg_are_a_tie() -> None:
+    """In at least 95 of 100 comparisons over five seeds; one copy draws other clients than the other."""
+    federation = federate(load("digits"), clients=12, class_imbalance=3, seed=1)
+    local = Local(epochs=1, batch_size=64)
+
+    def values(kind: type[Algorithm], first: int) -> list[float]:
+        runs = (
+            train(federation, kind(step_size=0.1), local=local, rounds=2, take_part=4, seed=seed, evaluate_every=2)
+            for seed in range(first, first + 5)
+        )
+        return [run.summary["final_test_accuracy"] for run in runs]
+
+    ties = 0
+    for first in range(0, 500, 5):
+        answer = answer_of(contenders({"fedavg": values(FedAvg, first), "twin": values(Twin, first)}))
+        ties += "tied for best" in answer.headline
+    assert ties >= 95
+
+
+def test_a_planted_better_algorithm_is_found(tmp_path: Path) -> None:
+    settings = {**TINY, "rounds": 3, "partition": {"clients": 4}, "algorithm": "fedavg"}
+    found = compare(settings, algorithms=["test_arena:Planted"], budget=Budget(3, 5), out=tmp_path)
+    headline = answer_of(field_of(collect(found.folder))).headline
+    assert headline.startswith("Planted is best")
+
+
+def test_the_first_line_says_if_nothing_beats_fine_tuned_fedavg() -> None:
+    close = {"finetuned": [0.9, 0.91, 0.9, 0.92, 0.9], "kin": [0.91, 0.9, 0.91, 0.91, 0.91], "fedavg": [0.8] * 5}
+    assert answer_of(contenders(close)).headline.startswith("Nothing measurably beats fine-tuned FedAvg")
+
+
+# -- parts -------------------------------------------------------------------------------------------------------------
+
+
+def test_early_rounds() -> None:
+    assert [early_rounds(rounds) for rounds in (3, 19, 20, 50, 101)] == [3, 19, 4, 10, 21]
+
+
+def test_edges_by_hand() -> None:
+    trials = [Trial({"a": 1.0, "b": "x"}), Trial({"a": 3.0, "b": "x"}), Trial({"a": 2.0, "b": "y"})]
+    space = {"a": Between(1.0, 3.0), "b": OneOf(("x", "y"))}
+    assert edges(space, trials, trials[0]) == {"a": "smallest"}
+    assert edges(space, trials, trials[1]) == {"a": "largest"}
+    assert edges(space, trials, trials[2]) == {}
+
+
+def test_the_estimate_by_hand() -> None:
+    """Phases of 10 and 2 · 3 rounds: after 5 rounds in 5 seconds 5 + 6 are left, whatever was kept."""
+    now = [0.0]
+    said: list[tuple[str, float, float | None]] = []
+    phases = Phases([Work("one", 2, 5, 1.0), Work("two", 1, 3, 2.0)], lambda *words: said.append(words), lambda: now[0])
+    phases.next("one")
+    for _ in range(5):
+        now[0] += 1
+        phases.round("run", {})
+    phases.end("run", {"status": "finished"}, False)
+    assert said[-1] == ("one: 1 of 2 runs", pytest.approx(5 / 16), pytest.approx(11.0))
+    phases.end("kept", {"status": "finished"}, True)
+    assert phases.left == pytest.approx(6.0)  # five kept rounds took no time
+    phases.next("two")
+    assert phases.left == pytest.approx(6.0)
+
+
+def test_works_of_a_budget() -> None:
+    works = _works(12, Budget(16, 5), 50)
+    assert [(work.runs, work.rounds) for work in works] == [(192, 10), (96, 40), (60, 50)]
+    assert works[-1].name == FINALS
+    assert math.isclose(sum(work.runs * work.rounds for work in works), 1920 + 3840 + 3000)
