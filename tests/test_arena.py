@@ -18,6 +18,7 @@ from fedkin.arena import Budget, compare
 from fedkin.arena.comparison import FINALS, _works
 from fedkin.arena.entrants import STEP_SIZE, entrants
 from fedkin.arena.phases import Phases, Work
+from fedkin.arena.spaces import page_with_spaces
 from fedkin.arena.trials import Trial, early_rounds, edges
 from fedkin.data.measure import ACCURACY
 from fedkin.errors import BadInput
@@ -301,3 +302,9 @@ def test_works_of_a_budget() -> None:
     assert [(work.runs, work.rounds) for work in works] == [(192, 10), (96, 40), (60, 50)]
     assert works[-1].name == FINALS
     assert math.isclose(sum(work.runs * work.rounds for work in works), 1920 + 3840 + 3000)
+
+
+def test_the_page_has_the_search_spaces() -> None:
+    """If it fails: python -m fedkin.arena.spaces docs/compare.md."""
+    page = (Path(__file__).parents[1] / "docs" / "compare.md").read_text(encoding="utf-8")
+    assert page == page_with_spaces(page)

@@ -3,6 +3,7 @@
 entrants.py    the methods that are compared, what of them is fixed and what is searched
 trials.py      trials of all methods on validation samples, of which half stop early
 comparison.py  `compare`: trials, then the best of each method on fresh seeds
+spaces.py      the search spaces as a table
 phases.py      progress of a comparison, with an estimate
 """
 
