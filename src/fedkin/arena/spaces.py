@@ -13,10 +13,10 @@ from fedkin.reports.tables import Table, text_cell
 
 def space_table() -> Table:
     """For each algorithm, what a comparison searches, and where."""
-    rows = [
-        (text_cell(label_of(name)), text_cell(f"`{name}`"), text_cell("; ".join(f"{k}: {v}" for k, v in kind.search.items())))
-        for name, kind in ALGORITHMS.items()
-    ]  # fmt: skip
+    rows = []
+    for name, kind in ALGORITHMS.items():
+        searched = "; ".join(f"{setting}: {where}" for setting, where in kind.search.items())
+        rows.append((text_cell(label_of(name)), text_cell(f"`{name}`"), text_cell(searched)))
     return Table("What a comparison searches", ("algorithm", "name", "searched"), tuple(rows))
 
 
