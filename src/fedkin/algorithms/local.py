@@ -21,6 +21,7 @@ class Local:
     batch_size    B ≥ 1, samples per batch (None: all samples); the last batch of an epoch may be smaller
     steps         if given, each client takes this many steps, on batches into which its samples are divided once (the
                   paper's Algorithm 1); epochs and batch_size are then ignored
+    most_steps    if given, a client stops after so many steps, within an epoch or in the middle of it
     order         order of the samples: `shuffled` for each epoch, or `fixed`
     l2            λ ≥ 0, coefficient of the penalty λ/2 ‖w‖² on all parameters, including biases
     clip          G > 0, maximum norm of a stochastic gradient including the penalty (None: no clipping)
@@ -33,11 +34,14 @@ class Local:
 
     >>> Local(epochs=2, batch_size=32).count(100)  # 4 batches per epoch
     8
+    >>> Local(epochs=2, batch_size=32, most_steps=5).ends(100)
+    array([  0,  32,  64,  96, 100, 132])
     """
 
     epochs: int = 10
     batch_size: int | None = 32
     steps: int | None = None
+    most_steps: int | None = None
     order: str = "shuffled"
     l2: float = 1e-4
     clip: float | None = None
@@ -46,7 +50,7 @@ class Local:
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch_size", "steps"):
+        for name in ("epochs", "batch_size", "steps", "most_steps"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise BadInput(f"{name} = {value} is out of range: it must be at least 1")
         if self.order not in ORDERS:
@@ -74,23 +78,32 @@ class Local:
 
     def order_of(self, samples: int, rng: np.random.Generator) -> NDArray[np.int64]:
         """Positions among a client's samples in the order of a round, all epochs one after another."""
-        passes = 1 if self.steps else self.epochs
+        end = self.ends(samples)[-1]
+        passes = -(-end // samples)  # those that are begun
         if self.order == "fixed":
-            return np.tile(np.arange(samples), passes)
-        return np.concatenate([rng.permutation(samples) for _ in range(passes)])
+            return np.tile(np.arange(samples), passes)[:end]
+        return np.concatenate([rng.permutation(samples) for _ in range(passes)])[:end]
 
     def ends(self, samples: int) -> NDArray[np.int64]:
         """Where the batches begin and end in the order of a round, (T + 1,)."""
         if self.steps:  # as equal as possible, the longer ones first
-            count = self.count(samples)
-            return np.arange(count + 1) * (samples // count) + np.minimum(np.arange(count + 1), samples % count)
-        width = self.width(samples)
-        ends = np.append(np.arange(width, samples, width), samples)
-        return np.append(0, (np.arange(self.epochs)[:, None] * samples + ends).ravel())
+            count = min(self.steps, samples)
+            ends = np.arange(count + 1) * (samples // count) + np.minimum(np.arange(count + 1), samples % count)
+        else:
+            width = self.width(samples)
+            ends = np.append(np.arange(width, samples, width), samples)
+            ends = np.append(0, (np.arange(self.epochs)[:, None] * samples + ends).ravel())
+        return ends[: self.count(samples) + 1]
 
     def count(self, samples: int) -> int:
         """Number of local steps of a client with this many samples; at most one per sample if `steps` is given."""
-        return min(self.steps, samples) if self.steps else self.epochs * -(-samples // self.width(samples))
+        count = min(self.steps, samples) if self.steps else self.epochs * -(-samples // self.width(samples))
+        return count if self.most_steps is None else min(count, self.most_steps)
+
+    def passes(self, samples: int) -> float:
+        """How often a sample is used in a round, on average."""
+        whole = 1 if self.steps else self.epochs
+        return whole if self.most_steps is None else min(whole, self.most_steps * self.width(samples) / samples)
 
     def width(self, samples: int) -> int:
         """Size of the largest batch of a client with this many samples."""

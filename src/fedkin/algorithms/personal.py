@@ -53,7 +53,7 @@ class Tuning:
         """The algorithm that tunes, and its local training, where clients train with step size γ."""
         tuning = object.__new__(FedAvg)  # in lanes the product is a tensor, which was checked entry by entry
         object.__setattr__(tuning, "step_size", step_size * self.step)
-        return tuning, replace(local, epochs=self.epochs, steps=None)
+        return tuning, replace(local, epochs=self.epochs, steps=None, most_steps=None)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -41,7 +41,7 @@ def cost(local: Local, samples: int, features: int, in_samples: bool) -> float:
     With E epochs on n samples of D features: 2·E·n·D on parameters; in sample space E·n² for the steps and 2·n·D for
     the conversion from and to parameters.
     """
-    passes = 1 if local.steps else local.epochs
+    passes = local.passes(samples)
     return samples * (passes * samples + 2 * features if in_samples else 2 * passes * features)
 
 

@@ -144,6 +144,7 @@ class LocalSection(Section):
     epochs        E, passes over the client's samples
     batch_size    B, a number or "all"
     steps         number of steps, on a partition into as many batches, instead of epochs (0: epochs)
+    most_steps    a client stops after so many steps, even in the middle of an epoch (0: it does not)
     order         order of the samples: shuffled in each epoch, or fixed
     l2            λ, coefficient of the L2 penalty
     clip          G, maximum gradient norm (inf: no clipping)
@@ -156,6 +157,7 @@ class LocalSection(Section):
     epochs: int = Field(default=10, ge=1, le=MOST)
     batch_size: Annotated[int, Field(le=MOST)] | Literal["all"] = 32
     steps: int = Field(default=0, ge=0, le=MOST)
+    most_steps: int = Field(default=0, ge=0, le=MOST)
     order: Literal["fixed", "shuffled"] = "shuffled"
     l2: float = Field(default=1e-4, ge=0, allow_inf_nan=False)
     clip: float = Field(default=float("inf"), gt=0)
@@ -169,6 +171,7 @@ class LocalSection(Section):
             epochs=self.epochs,
             batch_size=None if self.batch_size == "all" else self.batch_size,
             steps=self.steps or None,
+            most_steps=self.most_steps or None,
             order=self.order,
             l2=self.l2,
             clip=None if self.clip == float("inf") else self.clip,
