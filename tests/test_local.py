@@ -30,6 +30,24 @@ def test_shuffled_in_each_epoch() -> None:
     assert not np.array_equal(first, second)
 
 
+@given(
+    st.integers(1, 40),
+    st.integers(1, 5),
+    st.integers(1, 50),
+    st.integers(1, 30),
+    st.sampled_from(["fixed", "shuffled"]),
+)
+def test_most_steps_are_the_first_of_all(samples: int, epochs: int, batch: int, most: int, order: str) -> None:
+    """A limit takes the first batches of the same round, whatever the order."""
+    whole = Local(epochs=epochs, batch_size=batch, order=order)
+    limited = Local(epochs=epochs, batch_size=batch, order=order, most_steps=most)
+    every, first = whole.batches(samples, rng()), limited.batches(samples, rng())
+    assert len(first) == limited.count(samples) == min(most, len(every))
+    assert [b.tolist() for b in first] == [b.tolist() for b in every[:most]]
+    used = sum(map(len, first)) / samples
+    assert used <= limited.passes(samples) <= used + batch / samples  # the last batch of an epoch may be smaller
+
+
 @given(st.integers(1, 40), st.integers(1, 5), st.integers(1, 50), st.sampled_from(["fixed", "shuffled"]), st.booleans())
 def test_every_sample_once_per_epoch(samples: int, passes: int, batch: int, order: str, by_steps: bool) -> None:
     local = Local(steps=passes, order=order) if by_steps else Local(epochs=passes, batch_size=batch, order=order)
@@ -43,7 +61,15 @@ def test_every_sample_once_per_epoch(samples: int, passes: int, batch: int, orde
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"epochs": 0}, {"batch_size": -1}, {"steps": 0}, {"order": "random"}, {"l2": -1.0}, {"clip": 0.0}],
+    [
+        {"epochs": 0},
+        {"batch_size": -1},
+        {"steps": 0},
+        {"most_steps": 0},
+        {"order": "random"},
+        {"l2": -1.0},
+        {"clip": 0.0},
+    ],
 )
 def test_bad_input(wrong: dict[str, object]) -> None:
     with pytest.raises(BadInput):

@@ -191,6 +191,7 @@ LOCALS = {
     "fixed, clipped": replace(LOCAL, order="fixed", clip=0.3),
     "small batches": replace(LOCAL, epochs=1, batch_size=5),
     "steps": Local(steps=5, l2=0.05),
+    "most steps": Local(epochs=3, batch_size=48, most_steps=7, l2=0.05),
     "all at once": replace(LOCAL, batch_size=None, l2=0.0),
 }
 
