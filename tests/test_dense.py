@@ -135,4 +135,4 @@ def test_it_begins_with_the_parameters_of_the_module(federation: Federation) -> 
     simulation = Simulation(
         federation, build_model(federation, net), FedAvg(), graph, graph.weights("uniform", federation.train.sizes)
     )
-    assert torch.equal(simulation.start().model[0], torch.cat([p.detach().flatten() for p in net.parameters()]))
+    assert torch.equal(simulation.start().model.flatten(), torch.cat([p.detach().flatten() for p in net.parameters()]))
