@@ -30,7 +30,7 @@ from fedkin.engine.simulation import Simulation
 from fedkin.types import Record
 
 # Rounds are not repeated within a turn: with sampled clients a turn is the same round for all competitors.
-PACE = Pace(least_turns=1, allowance=0.8, block=0.0, long=2.0)
+PACE = Pace(least_turns=1, allowance=0.8, block=0.0, long=2.0, unprepared=("loop", "whole loop", "evaluation"))
 STRIDE = 5  # where all clients work, the loop is timed on every fifth
 CHECKED_ROUNDS = 3
 

@@ -60,10 +60,10 @@ class Setting:
     def few(self) -> Workload:
         """The same with few clients, on which the engine is compared with its plain path.
 
-        Those of softmax regression are large, so that the round is long enough to be compiled.
+        Those of softmax regression are large, so that a round of few epochs is long enough to be compiled.
         """
-        clients, samples = (7, 1200) if self.words["model"] == "softmax" else (3, 300)
-        few = replace(self.workload, take_part=self.workload.take_part and 2, testing=0)
+        clients, samples = (7, 1200) if self.words["model"] == "softmax" else (4, 300)
+        few = replace(self.workload, take_part=self.workload.take_part and 3, testing=0, epochs=5)
         return few if self.quick else replace(few, clients=clients, samples=samples)
 
 

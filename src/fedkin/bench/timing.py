@@ -53,13 +53,15 @@ class Pace:
     least_turns  every competitor has at least so many turns
     allowance    and no more once it has used so many seconds
     block        the minimum duration of a turn in seconds, in which short rounds are repeated
-    long         a first round of more seconds is the only turn: it is not worth a second one
+    long         a competitor whose first round takes more seconds has one turn: it is not worth more
+    unprepared   competitors that prepare nothing in their first round: a long one is their turn
     """
 
     least_turns: int = LEAST_TURNS
     allowance: float = ALLOWANCE
     block: float = LEAST_SECONDS
     long: float = math.inf
+    unprepared: tuple[str, ...] = ()
 
 
 @dataclass
@@ -140,8 +142,11 @@ def interleaved(
         first = turn % len(names)
         for name in names[first:] + names[:first]:
             mine = times[name]
-            if mine.first > pace.long:
-                mine.turns.append(None if turn else mine.first)
+            if mine.first > pace.long and turn:
+                mine.turns.append(None)
+                continue
+            if mine.first > pace.long and name in pace.unprepared:
+                mine.turns.append(mine.first)
                 continue
             if turn >= pace.least_turns and sum(mine.spent) * block[name] > pace.allowance:
                 mine.turns.append(None)

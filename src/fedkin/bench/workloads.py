@@ -87,6 +87,7 @@ class Workload:
     take_part         M, number of clients sampled per round (None: all)
     testing           number of testing samples, divided like the others (0: the samples of the first client)
     sweep             whether a sweep is measured as well
+    epochs            E, of local training
     """
 
     name: str
@@ -106,6 +107,7 @@ class Workload:
     take_part: int | None = None
     testing: int = 0
     sweep: bool = True
+    epochs: int = 10
 
     @property
     def features(self) -> int:
@@ -114,11 +116,11 @@ class Workload:
 
     @property
     def local(self) -> Local:
-        """Ten epochs.
+        """What clients do in a round.
 
         The penalty is so large that the model of a competitor without it would differ visibly after one round.
         """
-        return Local(epochs=10, batch_size=self.batch_size, order=self.order, l2=1e-2, clip=self.clip)
+        return Local(epochs=self.epochs, batch_size=self.batch_size, order=self.order, l2=1e-2, clip=self.clip)
 
     def quick(self) -> "Workload":
         """The same with few clients."""

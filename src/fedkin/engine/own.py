@@ -47,7 +47,7 @@ def own_models(simulation: Simulation, state: State, tuning: Tuning | None = Non
     if personal:
         found = own_scores(simulation, state, parts)
     else:
-        found = {name: score(simulation.model, lanes, clients) for name, clients in parts.items()}
+        found = {name: score(simulation.computed_model, lanes, clients) for name, clients in parts.items()}
     if tuning is not None and federation.paired:
         found |= own_scores(simulation, state, {"tuned_test": federation.test}, tuning)
     measure = simulation.model.loss.measure.name
@@ -62,7 +62,7 @@ def own_models(simulation: Simulation, state: State, tuning: Tuning | None = Non
                     record[f"{of_whom}_{measure}"] = each.of(newcomers).value
     if len(newcomers) and federation.paired:
         for record, one in zip(
-            records, score(simulation.model, lanes, federation.test.reordered(newcomers.tolist())), strict=True
+            records, score(simulation.computed_model, lanes, federation.test.reordered(newcomers.tolist())), strict=True
         ):
             record[f"newcomer_global_{measure}"] = one.value
     return records if any(records) else []
@@ -72,7 +72,7 @@ def own_scores(
     simulation: Simulation, state: State, parts: dict[str, Clients], tuning: Tuning | None = None
 ) -> dict[str, list[Scores]]:
     """Loss and main measure of every client's model on its own samples, for each part and lane."""
-    model, everyone = simulation.model, len(simulation.federation.train)
+    model, everyone = simulation.computed_model, len(simulation.federation.train)
     lanes = state.model.numel() // state.model.shape[-1]
     found = {name: torch.zeros(2, lanes, everyone, dtype=torch.float64, device="cpu") for name in parts}
     for who, models in models_of(simulation, state, tuning=tuning):

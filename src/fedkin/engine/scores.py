@@ -126,7 +126,7 @@ def predictions(simulation: Simulation, state: State, tuning: Tuning | None = No
 
     `own` is there if clients use models of their own, `tuned` if there is a fine-tuning of the models they use.
     """
-    model, clients = simulation.model, simulation.federation.test
+    model, clients = simulation.computed_model, simulation.federation.test
     samples, size = len(clients.y), rows_at_once(model, clients.x.shape[1])
     spans = [slice(first, min(first + size, samples)) for first in range(0, samples, size)]
     everyone = _predicted(simulation, [(model.scores(state.model[None], clients.x[rows])[0], rows) for rows in spans])

@@ -42,7 +42,7 @@ from fedkin.engine.traffic import Traffic, lane_traffic, traffic_of
 from fedkin.errors import BadInput
 from fedkin.graph.similarity import SimilarityGraph
 from fedkin.memory import check_memory
-from fedkin.models import Layered, Model, seeded
+from fedkin.models import Layered, Model, Module, seeded
 from fedkin.types import Floats, Integers, Tensors
 
 
@@ -101,6 +101,15 @@ class Simulation:
             lanes = len(self.algorithm) if isinstance(self.algorithm, Lanes) else 1
             check_memory(lanes * (1 + (self.take_part or clients)) * self.model.size)
         check_optimizer(self.algorithm, self.local)
+
+    @property
+    def computed_model(self) -> Model:
+        """The model as it is computed: a module that is a linear model or a small network, as such.
+
+        The reference for tests takes the module itself.
+        """
+        dense = self.model.dense if isinstance(self.model, Module) and self.stacked else None
+        return self.model if dense is None else dense
 
     @property
     def all_sampled(self) -> bool:
@@ -172,7 +181,7 @@ class Simulation:
     def _losses_at(self, model: Tensor, who: Integers) -> Tensor:
         """fᵢ(model) at clients: (…, 1, P) → (…, len(who), 1)."""
         models = model.expand(*model.shape[:-2], len(who), -1)
-        return SampleLosses(self.model, self.federation.train, who).mean(models)
+        return SampleLosses(self.computed_model, self.federation.train, who).mean(models)
 
     def sent(self, algorithm: Algorithm, state: State, round: Round) -> Tensors:
         """Tensors that the sampled clients receive."""
@@ -184,6 +193,7 @@ class Simulation:
         """Local training of the sampled clients. Returns replies, kept tensors and the number of clients per space."""
         replies: Tensors = {}
         kept: Tensors = {}
+        model = self.computed_model
         models = room(got["model"], *got["model"].shape)  # the clients' final models
         names = trial(algorithm, got, memory)
         cohorts = list(self._cohorts(algorithm, local, got, names.got, names.memory, round.who))
@@ -201,7 +211,7 @@ class Simulation:
             )
             if looks:
                 mine, own = algorithm.begin(
-                    mine, own, SampleLosses(self.model, self.federation.train, clients, self.federation.validation)
+                    mine, own, SampleLosses(model, self.federation.train, clients, self.federation.validation)
                 )
             space = self._space(local, clients, cohort.space, round)
             if isinstance(space, Player) and script:
@@ -233,7 +243,7 @@ class Simulation:
         Cohorts are distributed to threads of one core each, the most expensive first. If a single cohort dominates the
         cost and its space supports it, all cores process one cohort after another. Results do not depend on the order.
         """
-        threads = threads_for(self.model, self.device)
+        threads = threads_for(self.computed_model, self.device)
         longest = max(cohorts, key=lambda cohort: cohort.cost)
         waiting = sum(cohort.cost for cohort in cohorts) < threads * longest.cost
         if threads == 1 or (waiting and longest.space.on_all_cores):
@@ -253,7 +263,7 @@ class Simulation:
             where = Fused if local.optimizer == "adam" else Plain
             return (Cohort(np.array([place]), where, local.count(n), n) for place, n in enumerate(sizes))
         steps = Steps(
-            *(self.model, local, self.device),
+            *(self.computed_model, local, self.device),
             linear=script is not None,
             tracks=script is not None and script.tracks() is not None,
             lanes=len(got["model"]) if got["model"].dim() == 3 else 1,
@@ -289,20 +299,20 @@ class Simulation:
 
     def _space(self, local: Local, clients: Integers, space: Where, round: Round) -> Plain | Player:
         """The space of a cohort. Sample spaces are cached if all clients are sampled in every round."""
-        train, key = self.federation.train, clients.tobytes()
+        train, key, model = self.federation.train, clients.tobytes(), self.computed_model
         kept = self._kept.get(key)
         if type(kept) is space and kept.local is local and local.order == "fixed":
             return kept
         given = [(local, int(train.sizes[i]), self.seed, round.number, int(i)) for i in clients]
         if not issubclass(space, Plain | Samples):
             compiled: Callable[..., Player] = space  # its class is imported on demand
-            return compiled(self.model, local, train, clients, [order_of_client(*one) for one in given])
+            return compiled(model, local, train, clients, [order_of_client(*one) for one in given])
         batches = [batches_of_client(*one) for one in given]
         if issubclass(space, Plain):
-            return space(self.model, local, train, clients, batches)
-        assert isinstance(self.model, Layered)
-        ready = kept.ready if type(kept) is Samples else prepare(train, clients, self.model)
-        made = space(self.model, local, ready, batches)
+            return space(model, local, train, clients, batches)
+        assert isinstance(model, Layered)
+        ready = kept.ready if type(kept) is Samples else prepare(train, clients, model)
+        made = space(model, local, ready, batches)
         if self.all_sampled:
             self._kept[key] = made
         return made

@@ -34,7 +34,7 @@ def growth_sentence(first: float, losses: Sequence[float | None]) -> str | None:
 
 def first_losses(group: Simulation, model: Tensor, l2: Sequence[float]) -> list[float]:
     """Training loss of the initial model, (1, P), for each run of a group with its own λ."""
-    return [one.loss for one in score(group.model, model.expand(len(l2), -1), group.federation.train, l2)]
+    return [one.loss for one in score(group.computed_model, model.expand(len(l2), -1), group.federation.train, l2)]
 
 
 def watched(state: State, rounds: int) -> bool:
@@ -59,7 +59,7 @@ def growth_of(
         means = [float(one.losses[who] @ sizes / sizes.sum()) for one in own]
     elif min(map(len, losses)) < FEWEST:
         models = state.model.reshape(len(losses), -1)
-        means = [one.loss for one in score(group.model, models, group.federation.train)]
+        means = [one.loss for one in score(group.computed_model, models, group.federation.train)]
     if means:
         finite = [mean if np.isfinite(mean) else None for mean in means]
         losses = [[mean] * len(records) for mean, records in zip(finite, done, strict=True)]

@@ -37,12 +37,12 @@ def play(
     models = state.model.view(runs, -1)
     measured: list[Record] = [{} for _ in l2]
     if evaluate:
-        measured = [*metrics.measure(group.model, models, group.federation, l2, training=training)]
+        measured = [*metrics.measure(group.computed_model, models, group.federation, l2, training=training)]
         for record, own in zip(measured, own_models(group, state, tuning), strict=False):
             record |= own
     else:
         for lane in torch.nonzero(~torch.isfinite(models).all(dim=1)).flatten().tolist():
-            (record,) = metrics.measure(group.model, models[[lane]], group.federation, training=training)
+            (record,) = metrics.measure(group.computed_model, models[[lane]], group.federation, training=training)
             measured[lane] |= record
     for lane, record in enumerate(measured):
         record |= notes_of(group, state, lane) | state.traffic[lane].record()

@@ -7,6 +7,7 @@ base.py     the interface that the engine uses
 losses.py   the loss of a target: classes, one of two classes, or a number
 layered.py  softmax, logistic or linear regression and a network with one hidden layer, with gradients derived by hand
 module.py   any `torch.nn.Module`
+dense.py    modules that are one of those two, whatever their code looks like
 stacks.py   a function of one client, computed for a stack of clients
 build.py    the model of a federation by name, import path or object
 plain.py    a trained model as an `nn.Module` of plain PyTorch

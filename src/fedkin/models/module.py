@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from fedkin.errors import BadInput, in_short, is_out_of_memory
 from fedkin.models.base import seeded
+from fedkin.models.dense import dense_form
+from fedkin.models.layered import MLP, Linear
 from fedkin.models.losses import CROSS_ENTROPY, Loss
 from fedkin.models.stacks import at_once, one_by_one
 
@@ -139,6 +141,18 @@ class Module:
                 raise
             return False
         return True
+
+    @cached_property
+    def dense(self) -> Linear | MLP | None:
+        """The same function of the parameters as a model with hand-made gradients, if the module is one."""
+        if not self.parallel or self.dtype != torch.float32:
+            return None
+        try:
+            return dense_form(self, math.prod(self.shape), [tuple(shape) for shape in self._shapes.values()])
+        except Exception as error:  # whatever the module raises at such samples
+            if is_out_of_memory(error):
+                raise
+            return None
 
     def stacks(self, batch: int) -> bool:
         """Whether clients with batches of this length are computed together; else each on its own."""
