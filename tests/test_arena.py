@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedkin import FedAvg, Local, federate, load, train
-from fedkin.algorithms import Algorithm, Round, ServerState
+from fedkin import FedAvg, Local, build_graph, build_model, federate, load
+from fedkin.algorithms import Algorithm, Round, ServerState, label_of
 from fedkin.algorithms.search import Between, OneOf, points
 from fedkin.arena import Budget, compare
 from fedkin.arena.comparison import FINALS, _works
@@ -21,6 +21,7 @@ from fedkin.arena.phases import Phases, Work
 from fedkin.arena.spaces import page_with_spaces
 from fedkin.arena.trials import Trial, early_rounds, edges
 from fedkin.data.measure import ACCURACY
+from fedkin.engine.simulation import Simulation
 from fedkin.errors import BadInput
 from fedkin.reports.answer.contenders import Contender, Field, field_of
 from fedkin.reports.answer.scores import Score
@@ -34,9 +35,10 @@ TINY: dict[str, Any] = {
     "threads": 1,
     "partition": {"clients": 4, "kinds": 2},
     "local": {"epochs": 1, "batch_size": 32, "step_size": [0.03, 0.5]},
-    "algorithm": [{"name": "fedprox"}, {"name": "kin"}],
+    "checkpoint_every": 100,
+    "algorithm": [{"name": "fedprox"}, {"name": "fedavg"}],
 }
-SMALL = Budget(trials=4, seeds=2)
+SMALL = Budget(trials=3, seeds=2)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +46,8 @@ class Planted(FedAvg):
     """FedAvg from a good model: better than FedAvg in few rounds, by construction."""
 
     def start(self, model: torch.Tensor, round: Round) -> ServerState:
+        if model.shape[-1] == 1:  # only names are asked for
+            return {"model": model}
         digits = load("digits")
         x, y = torch.as_tensor(digits.x_train).float().reshape(len(digits.y_train), -1), digits.y_train
         target = torch.nn.functional.one_hot(torch.as_tensor(y).long(), 10).float()
@@ -119,7 +123,7 @@ def test_step_sizes_are_the_same_for_all_methods() -> None:
         ({"seed": [0, 1]}, "seed has several values"),
         ({"partition": {"clients": [4, 5]}}, "partition.clients has several values"),
         ({"local": {"epochs": [1, 2]}}, "local.epochs has several values"),
-        ({"algorithm": [{"name": "fedprxo"}, {"name": "kin"}]}, "unknown algorithm 'fedprxo'"),
+        ({"algorithm": [{"name": "fedprxo"}, {"name": "fedavg"}]}, "unknown algorithm 'fedprxo'"),
     ],
 )
 def test_what_is_no_comparison_is_refused_before_any_run(tmp_path: Path, change: Record, words: str) -> None:
@@ -150,15 +154,15 @@ def comparison(out: Path) -> Record:
 def test_all_methods_have_the_same_budget(compared: Path) -> None:
     trials = json.loads((compared / "tiny-compared-tuning" / "trials.json").read_text())["trials"]
     record = comparison(compared)
-    assert [entry["trials"] for entry in record["methods"]] == [4] * 6
+    assert [entry["trials"] for entry in record["methods"]] == [3] * 5
     for each in trials.values():
-        assert len(each) == 4
+        assert len(each) == 3
         assert all(one["early"] is not None for one in each)
         better = sorted(each, key=lambda one: one["early"])[:2]  # after a fifth of the rounds; it goes on
         assert [one for one in each if one["loss"] is not None] == [one for one in each if one in better]
     rounds = [run["rounds"] for run in summaries(compared / "tiny-compared-tuning").values()]
     assert sorted(set(rounds)) == [4, 20]
-    assert rounds.count(20) == 6 * 2
+    assert rounds.count(20) == 5 * 2
 
 
 def test_the_lowest_validation_loss_is_chosen_and_runs_on_fresh_seeds(compared: Path) -> None:
@@ -168,7 +172,7 @@ def test_the_lowest_validation_loss_is_chosen_and_runs_on_fresh_seeds(compared: 
         assert entry["validation_loss"] == best["loss"]
         assert list(entry["chosen"].values()) == list(best["settings"].values())
     finals = summaries(compared / "tiny-compared")
-    assert len(finals) == 6 * 2
+    assert len(finals) == 5 * 2
     for name in finals:
         config = json.loads((compared / "tiny-compared" / name / "config.json").read_text())
         assert config["seed"] in (1, 2)  # the trials had seed 0
@@ -182,10 +186,9 @@ def test_the_report_has_a_row_for_each_method_with_its_trials(compared: Path) ->
         "FedAvg",
         "FineTuned",
         "FedProx",
-        "Kin",
         "FedAvg, pooled",
     }
-    assert {one.tried for one in field.contenders} == {4}
+    assert {one.tried for one in field.contenders} == {3}
     assert all("γ=" in one.setting and len(one.values) == 2 for one in field.contenders)
     assert {one.label for one in field.contenders if one.reference} == {"FedAvg, pooled"}
 
@@ -194,7 +197,7 @@ class Stopped(Exception):  # noqa: N818 - what it stands for is no error
     """As if the process had been killed."""
 
 
-@pytest.mark.parametrize("after", [3, 60, 400])
+@pytest.mark.parametrize("after", [40, 280])
 def test_an_interrupted_comparison_continues(compared: Path, tmp_path: Path, after: int) -> None:
     calls = 0
 
@@ -230,21 +233,30 @@ def test_a_larger_budget_keeps_the_trials_of_a_smaller_one(tmp_path: Path) -> No
 
 
 def contenders(values: dict[str, Iterable[float]]) -> Field:
-    found = [Contender(name, name, "", {str(k): v for k, v in enumerate(each)}) for name, each in values.items()]
+    found = [
+        Contender(label_of(name), name, "", {str(k): v for k, v in enumerate(each)}) for name, each in values.items()
+    ]
     return Field((), tuple(found), Score(ACCURACY), True)
 
 
 def test_two_copies_of_fedavg_are_a_tie() -> None:
     """In at least 95 of 100 comparisons over five seeds; one copy draws other clients than the other."""
     federation = federate(load("digits"), clients=12, class_imbalance=3, seed=1)
-    local = Local(epochs=1, batch_size=64)
+    graph, model = build_graph(federation, "uniform"), build_model(federation)
+    weights = graph.weights("samples", federation.train.sizes)
+    work = Local(epochs=1, batch_size=64, order="fixed")
+    whole = Simulation(federation, model, FedAvg(step_size=0.1), graph, weights, work, take_part=4)
+
+    def value(kind: type[Algorithm], seed: int) -> float:
+        simulation = replace(whole, algorithm=kind(step_size=0.1), seed=seed)
+        state = simulation.start()
+        for _ in range(2):
+            state = simulation.advance(state)
+        right = model.scores(state.model, federation.test.x).argmax(-2).flatten() == federation.test.y
+        return float(right.double().mean())
 
     def values(kind: type[Algorithm], first: int) -> list[float]:
-        runs = (
-            train(federation, kind(step_size=0.1), local=local, rounds=2, take_part=4, seed=seed, evaluate_every=2)
-            for seed in range(first, first + 5)
-        )
-        return [run.summary["final_test_accuracy"] for run in runs]
+        return [value(kind, seed) for seed in range(first, first + 5)]
 
     ties = 0
     for first in range(0, 500, 5):

@@ -15,7 +15,7 @@ def space_table() -> Table:
     """For each algorithm, what a comparison searches, and where."""
     rows = []
     for name, kind in ALGORITHMS.items():
-        searched = "; ".join(f"{setting}: {where}" for setting, where in kind.search.items())
+        searched = "; ".join(f"`{setting}` {where}" for setting, where in kind.search.items())
         rows.append((text_cell(label_of(name)), text_cell(f"`{name}`"), text_cell(searched)))
     return Table("What a comparison searches", ("algorithm", "name", "searched"), tuple(rows))
 
