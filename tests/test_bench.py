@@ -23,7 +23,7 @@ from fedkin.bench.loops import (
     engine_run,
     engine_sweep,
 )
-from fedkin.bench.timing import Options, Product, Spread, Times, interleaved, ratio, threads_set
+from fedkin.bench.timing import Options, Pace, Product, Spread, Times, interleaved, ratio, threads_set
 from fedkin.bench.workloads import WORKLOADS, Workload
 
 
@@ -161,6 +161,18 @@ def test_slow_competitors_get_fewer_turns_but_two(monkeypatch: pytest.MonkeyPatc
     times = timed({"slow": clock.round("slow", 50.0), "fast": clock.round("fast", 1.0)}, repeat=4)
     assert times["slow"].turns == [50.0, 50.0, None, None]
     assert times["fast"].turns == [1.0] * 4
+
+
+def test_a_long_first_round_is_a_turn_only_of_what_prepares_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine compiles and prepares in its first round: what users wait for is the next."""
+    clock = Clock(monkeypatch)
+    rounds = {"loop": clock.round("l", 9.0), "engine": clock.round("e", 8.0, 1.0), "short": clock.round("s", 0.5)}
+    pace = Pace(least_turns=1, block=0.0, long=2.0, unprepared=("loop",))
+    times = interleaved(rounds, Options(3, threads=1), lambda _: None, lambda _: None, pace)
+    assert times["loop"].turns == [9.0, None, None]
+    assert times["engine"].turns == [1.0, None, None]
+    assert times["short"].turns == [0.5] * 3
+    assert clock.order.count("l") == 1
 
 
 def test_ratios_are_taken_within_a_turn() -> None:
