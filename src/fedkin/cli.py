@@ -78,6 +78,10 @@ DataOption = Annotated[
     typer.Option("--data", metavar="DIR", envvar="FEDKIN_DATA", help="Where NAME.npz data files lie or are put."),
 ]
 OutOption = Annotated[Path, typer.Option("--out", metavar="DIR", help="Where results are put.")]
+OnOption = Annotated[
+    str | None,
+    typer.Option("--on", metavar="ADDRESS", help="Runs as tasks on Ray: local, or a cluster's address. None: here."),
+]
 FreshOption = Annotated[bool, typer.Option("--fresh", help="Do runs again that are already there.")]
 
 
@@ -105,6 +109,7 @@ def run(
     out: OutOption = Path("results"),
     data: DataOption = None,
     fresh: FreshOption = False,
+    on: OnOption = None,
     track: Annotated[
         list[str], typer.Option("--track", metavar="NAME", help="Also to tensorboard or mlflow; repeatable.")
     ] = [],  # noqa: B006 - typer copies it
@@ -115,7 +120,7 @@ def run(
     from fedkin.experiments.tracking import tracked
 
     with progress.shown(console()) as bars, tracked(track, bars) as listener:
-        results = experiment.run(file, overrides=settings, out=out, data=data, listener=listener, fresh=fresh)
+        results = experiment.run(file, overrides=settings, out=out, data=data, listener=listener, fresh=fresh, on=on)
     folder = results[0].folder
     assert folder is not None
     console().print(f"Results are in {folder.parent}. Compare them: fedkin report {folder.parent}", soft_wrap=True)
@@ -139,6 +144,7 @@ def compare(
     out: OutOption = Path("results"),
     data: DataOption = None,
     fresh: FreshOption = False,
+    on: OnOption = None,
 ) -> None:
     """Find out which method is best on your clients: all tuned alike on validation samples, then on fresh seeds."""
     from fedkin.arena import budget_of
@@ -151,7 +157,7 @@ def compare(
     with phases_shown(console()) as show:
         found = compare_methods(
             file, algorithms=algorithms or [], budget=budget_of(budget, trials, seeds), overrides=settings, out=out,
-            data=data, show=show, fresh=fresh,
+            data=data, show=show, fresh=fresh, on=on,
         )  # fmt: skip
     runs = collect(found.folder)
     console().print(reports.conclusion_text(runs, console().width))

@@ -106,6 +106,7 @@ def compare(
     data: Path | str | None = None,
     show: Show = nothing,
     fresh: bool = False,
+    on: str | None = None,
 ) -> Comparison:
     """Compare methods on one federation: a TOML file, a dictionary, or None for the embedded one.
 
@@ -114,6 +115,7 @@ def compare(
     budget      `quick`, `standard`, `thorough`, or a `Budget`: the same for all methods
     overrides   settings as `key=value`
     out         folder of the results: `NAME-compared-tuning` has the trials, `NAME-compared` the runs on fresh seeds
+    on          carry runs out as tasks on Ray: `local`, or the address of a cluster
     show        called with what is being done, the share that is done and the estimated seconds that are left
 
     Every method has the same number of trials and rounds. The settings with the lowest loss on the clients' validation
@@ -130,7 +132,7 @@ def compare(
 
     def run(more: Settings, fresh_runs: bool) -> list[Result]:
         found = [replace(plan, beside=beside) for plan in plans({**common, **more}, beside=beside)]
-        return run_plans(found, out=Path(out), data=data, listener=phases, fresh=fresh_runs)
+        return run_plans(found, out=Path(out), data=data, listener=phases, fresh=fresh_runs, on=on)
 
     # A trial is judged by its last round alone, or by its first and its last.
     trial = {"name": f"{name}-tuning", "evaluate_every": early_rounds(rounds), "evaluate": "test", "keep": "all"}
@@ -163,7 +165,7 @@ def compare(
         entries.append(replace(entry, runs=[plan.name for plan in mine]))
         finals += mine
     _write(folder / COMPARISON_FILE, entries, allowed, rounds, seed)
-    results = run_plans(_by_seed(finals, beside), out=Path(out), data=data, listener=phases, fresh=fresh)
+    results = run_plans(_by_seed(finals, beside), out=Path(out), data=data, listener=phases, fresh=fresh, on=on)
     return Comparison(folder, entries, results)
 
 

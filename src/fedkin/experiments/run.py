@@ -22,6 +22,7 @@ from fedkin.engine.scores import predictions, score_summary
 from fedkin.engine.simulation import Simulation, State
 from fedkin.errors import BadInput
 from fedkin.experiments import records
+from fedkin.experiments.cluster import fill_folders
 from fedkin.experiments.config import former_settings
 from fedkin.experiments.grid import Plan, plans
 from fedkin.experiments.group import MOST_LANES, Lane, kept_result, run_group
@@ -146,6 +147,7 @@ def run(
     data: Path | str | None = None,
     listener: Listener | None = None,
     fresh: bool = False,
+    on: str | None = None,
 ) -> list[Result]:
     """Run all runs of an experiment: a TOML file, a dictionary, or None for the embedded default.
 
@@ -153,10 +155,11 @@ def run(
     out        folder of the results
     data       directory of data sets
     fresh      whether to delete and repeat earlier runs
+    on         carry runs out as tasks on Ray: `local`, or the address of a cluster
 
     Finished runs are kept and interrupted ones continue. A run that diverges ends; the others continue.
     """
-    return run_plans(plans(source, overrides), out=out, data=data, listener=listener, fresh=fresh)
+    return run_plans(plans(source, overrides), out=out, data=data, listener=listener, fresh=fresh, on=on)
 
 
 def run_plans(
@@ -166,10 +169,15 @@ def run_plans(
     data: Path | str | None = None,
     listener: Listener | None = None,
     fresh: bool = False,
+    on: str | None = None,
 ) -> list[Result]:
     """Run all these runs; see `run`."""
     listener = listener or Silent()
     listener.grid(len(todo))
+    if on is not None:
+        units = _units(todo) if fresh else _units([plan for plan in todo if not _has_ended(Path(out), plan)])
+        fill_folders(on, units, Path(out), Path(data) if data else None, listener)
+        fresh = False
     preparation = Preparation(Path(data) if data else None, listener)
     results: dict[str, Result] = {}
     for alike in _of_one_federation(todo):
@@ -178,6 +186,19 @@ def run_plans(
             records.write_plan(Path(out) / todo[0].config.name, [plan.name for plan in todo])
         results |= runs.carried_out()
     return [results[plan.name] for plan in todo]
+
+
+def _has_ended(out: Path, plan: Plan) -> bool:
+    return (out / plan.config.name / plan.name / "summary.json").exists()
+
+
+def _units(todo: Sequence[Plan]) -> list[list[Plan]]:
+    """Tasks: the runs of one algorithm on one federation, which share lanes."""
+    units: dict[tuple[int, str], list[Plan]] = {}
+    for place, alike in enumerate(_of_one_federation(todo)):
+        for plan in alike:
+            units.setdefault((place, plan.config.algorithm.name), []).append(plan)
+    return list(units.values())
 
 
 def _of_one_federation(todo: Sequence[Plan]) -> list[list[Plan]]:
