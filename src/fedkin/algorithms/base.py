@@ -100,7 +100,6 @@ class Algorithm:
     neutral: ClassVar[Mapping[str, float]] = {}  # hyper-parameters at which it is FedAvg, the main one first
     validates: ClassVar[bool] = False  # whether it needs validation samples (`Losses.held_out`)
     plain_steps: ClassVar[bool] = False  # whether it counts on steps of its own length: no other local optimizer then
-    exchanges: ClassVar[bool] = True  # whether clients need what the server sends: its bytes are counted
 
     def __post_init__(self) -> None:
         check_range(self.step_size, "step_size", above=0)
@@ -154,6 +153,13 @@ class Algorithm:
     def combine(self, server: ServerState, replies: Tensors, round: Round) -> ServerState:
         """The next server state from the replies (…, m, q): w̄ ← Σ pᵢ wᵢ with p = `round.weights`."""
         return {"model": round.average(replies["model"])}
+
+    def exchanges(self, round: Round) -> tuple[bool, bool]:
+        """Whether clients need what the server sends in a round, and whether the server needs their replies.
+
+        Bytes are counted of what is needed. A federation on Flower sends the rest, too.
+        """
+        return True, True
 
     # -- at a client ---------------------------------------------------------------------------------------------------
 
@@ -302,18 +308,20 @@ def check_range(
     above: float | None = None,
     at_least: float | None = None,
     at_most: float | None = None,
+    below: float | None = None,
 ) -> None:
     """Raise if a hyper-parameter, or an end of its schedule, is out of range. Stacked lanes are not checked."""
     if isinstance(value, Tensor):
         return
     low = "" if above is None and at_least is None else f"above {above}" if at_least is None else f"at least {at_least}"
-    high = "" if at_most is None else f"at most {at_most}"
+    high = "" if at_most is None and below is None else f"below {below}" if at_most is None else f"at most {at_most}"
     for v in value.values if isinstance(value, Schedule) else (value,):
         inside = (
             np.isfinite(v)
             and (above is None or v > above)
             and (at_least is None or v >= at_least)
             and (at_most is None or v <= at_most)
+            and (below is None or v < below)
         )
         if not inside:
             raise BadInput(f"{name} = {v:g} is out of range: it must be {' and '.join(filter(None, (low, high)))}")
