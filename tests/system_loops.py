@@ -188,10 +188,11 @@ class PerFedAvgLoop(System):
     def round(self, t: int, who: list[int], p: Floats) -> None:
         a, ends = self.algorithm, []
         for i in who:
-            w = self.w
-            for rows in self.batches(i):
-                g = self.gradient(w - a.inner_step * self.gradient(w, i, rows), i, rows)
-                ahead, behind = (self.gradient(w + s * a.delta * g, i, rows) for s in (1, -1))
+            w, every = self.w, self.batches(i)
+            for k in range(len(every)):
+                first, second, third = (every[(k + s * a.separate) % len(every)] for s in range(3))
+                g = self.gradient(w - a.inner_step * self.gradient(w, i, first), i, second)
+                ahead, behind = (self.gradient(w + s * a.delta * g, i, third) for s in (1, -1))
                 hessian = (ahead - behind) / (2 * a.delta) if a.variant == "hf" else 0.0
                 w = w - self.g * (g - a.inner_step * hessian)
             ends.append(w)

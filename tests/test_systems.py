@@ -2,12 +2,14 @@
 
 import itertools
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+import fedkin
 from conftest import tensors_of
 from fedkin.algorithms import (
     ALGORITHMS,
@@ -85,6 +87,8 @@ SYSTEMS: dict[str, tuple[list[Algorithm], type[Any]]] = {
                   PerFedAvgLoop),
     "perfedavg hf": ([PerFedAvg(step_size=g, inner_step=a, variant="hf", delta=0.5)
                       for g, a in ((0.1, 0.05), (0.05, 0.05), (0.1, 0.02))], PerFedAvgLoop),
+    "perfedavg separate": ([PerFedAvg(step_size=g, inner_step=a, variant="hf", delta=0.5, separate=True)
+                            for g, a in ((0.1, 0.05), (0.05, 0.05), (0.1, 0.02))], PerFedAvgLoop),
     "fedu": ([FedU(step_size=g, pull=p) for g, p in ((0.2, 0.5), (0.1, 0.5), (0.2, 0.1))], FedULoop),
     "mocha": ([MOCHA(step_size=0.1, pull=p, ridge=r) for p, r in ((0.05, 0.1), (0.1, 0.1), (0.05, 0.5))], MOCHALoop),
     "fedamp": ([FedAMP(step_size=0.2, pull=0.5, share=a, sigma=s) for a, s in ((0.5, 1.0), (1.0, 1.0), (0.5, 0.1))],
@@ -120,7 +124,7 @@ def test_a_run_alone(system: str, features: int, take_part: int | None) -> None:
     members, loop = SYSTEMS[system]
     run = prepared(members[0], features, take_part)
     state = played(run, ROUNDS)
-    assert ("plain" in state.spaces) == (system == "apfl adaptive")
+    assert ("plain" in state.spaces) == (system in ("apfl adaptive", "perfedavg separate"))
     assert_system(run, state, loop)
 
 
@@ -253,3 +257,21 @@ def test_bipartition_against_all_divisions() -> None:
     every = [part for size in range(1, 7) for part in itertools.combinations(range(1, 7), size)]
     assert tuple(bipartition(updates).tolist()) == min(every, key=across)
     assert len(bipartition(torch.ones(4, 3))) > 0, "equal updates are divided, too"
+
+
+def test_every_algorithm_runs_from_a_file(tmp_path: Path) -> None:
+    """With its defaults, sampled clients and a newcomer; personal models are measured."""
+    settings = {
+        "name": "all",
+        "rounds": 1,
+        "take_part": 3,
+        "keep": "model",
+        "evaluate": "test",
+        "partition": {"clients": 6, "samples": 30, "validation": 0.2, "newcomers": 0.2},
+        "local": {"epochs": 1, "step_size": 0.05},
+        "algorithm": [{"name": name} for name in ALGORITHMS],
+    }
+    for result in fedkin.run(settings, out=tmp_path):
+        name = result.config["algorithm"]["name"]
+        assert (name, result.summary["status"]) == (name, "finished")
+        assert ("final_newcomer_test_accuracy" in result.summary) == ALGORITHMS[name]().is_personal, name

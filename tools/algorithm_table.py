@@ -61,7 +61,10 @@ VARIANTS: dict[str, list[tuple[str, Algorithm, str]]] = {
     "fedkin": [("κ = 1", FedKin(beta=1.0, kappa=1.0), "clients in kinds: each starts at the average of its kin")],
     "powerofchoice": [("stale", PowerOfChoice(losses="stale"), "the same without asking for losses")],
     "apfl": [("adaptive", APFL(adaptive=True), "every client finds its own share")],
-    "perfedavg": [("hf", PerFedAvg(variant="hf"), "the same with second derivatives")],
+    "perfedavg": [
+        ("hf", PerFedAvg(variant="hf"), "the same with second derivatives"),
+        ("separate", PerFedAvg(separate=True), "the same with a batch for each gradient, as published"),
+    ],
 }
 
 

@@ -43,7 +43,7 @@ class Vector(Protocol):
 
 
 Vectors = Mapping[str, Vector]
-Gradient = Callable[[Any], Any]  # of a `Vector`, in the same space
+Gradient = Callable[..., Any]  # of a `Vector`, in the same space
 
 
 class Losses(Protocol):
@@ -188,7 +188,8 @@ class Algorithm:
         got       received tensors as vectors
         memory    the client's state as vectors
         gradient  `gradient(v)` is ∇fᵢ(v) on the current batch, with L2 penalty and clipping; it may be evaluated at
-                  any point and more than once
+                  any point and more than once. `gradient(v, 1)` is that on the client's next batch (after the last,
+                  the first); a step that asks for it runs on plain parameters
 
         Returns the new w and the new memory. Vectors must not be changed in place. Steps that only use + and − of
         vectors and × and ÷ by scalars run in the faster spaces of the engine.

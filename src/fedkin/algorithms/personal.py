@@ -249,18 +249,22 @@ class PFedMe(Algorithm):
 class PerFedAvg(Algorithm):
     """y ← y − γ (I − a ∇²fᵢ(y)) g with g = ∇fᵢ(y − a ∇fᵢ(y)); a client uses x after one step (Fallah et al. 2020).
 
-    That step has size a, on all samples of the client. All gradients of a local step are of the same batch.
+    That step has size a, on all samples of the client.
 
     inner_step  a ≥ 0; 0 is FedAvg
     variant     `fo`: first order, without the Hessian ∇²fᵢ; `hf`: Hessian-free, with
                 ∇²fᵢ(y) g ≈ (∇fᵢ(y + δg) − ∇fᵢ(y − δg))/2δ
     delta       δ > 0 of `hf`; a small δ loses digits in single precision
+    separate    whether the three derivatives are of batches of their own, as published: ∇fᵢ(y) of the current batch, g
+                of the next, the Hessian of the one after it. Then steps are computed on parameters, in the slower
+                space; else all are of the current batch.
     """
 
     neutral = {"inner_step": 0.0}  # noqa: RUF012 - a constant
     inner_step: Hyper = 0.01
     variant: str = "fo"
     delta: Hyper = 0.01
+    separate: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -270,10 +274,11 @@ class PerFedAvg(Algorithm):
             raise BadInput(f"unknown variant '{self.variant}': choose fo or hf")
 
     def step(self, w: Vector, got: Vectors, memory: Vectors, gradient: Gradient) -> tuple[Vector, Vectors]:
-        g = gradient(w - self.inner_step * gradient(w))
+        second, third = ((1,), (2,)) if self.separate else ((), ())
+        g = gradient(w - self.inner_step * gradient(w), *second)
         if self.variant == "hf":
-            curvature = (gradient(w + self.delta * g) - gradient(w - self.delta * g)) / (2 * self.delta)
-            g = g - self.inner_step * curvature
+            ahead, behind = gradient(w + self.delta * g, *third), gradient(w - self.delta * g, *third)
+            g = g - self.inner_step * (ahead - behind) / (2 * self.delta)
         return w - self.step_size * g, memory
 
     def adaptation(self, local: Local) -> tuple[Algorithm, Local]:
