@@ -28,6 +28,7 @@ docs: $(READY)  ## regenerate the figures of the README and the pages (not the b
 	cp build/demo/chosen.png docs/demo.png
 	$(BIN)/fedkin theory --out build
 	$(BIN)/fedkin theory --quadratic --out build
+	PYTHONPATH=tools $(BIN)/python -m algorithm_table
 
 check: $(READY)  ## formatting, lint and types
 	$(BIN)/ruff format --check src tests tools examples

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from conftest import small_federation, tensors_of
-from fedkin.algorithms import IFCA, Algorithm, Local
+from conftest import small_federation
+from fedkin.algorithms import IFCA, Algorithm, ClientRows, Local
 from fedkin.data.federation import Federation
 from fedkin.engine.simulation import Simulation, State
 from fedkin.graph.similarity import SimilarityGraph
@@ -138,6 +138,7 @@ CASES: list[tuple[list[Algorithm], type[Any]]] = [
 
 def assert_loop(state: State, expected: dict[str, Floats]) -> None:
     for name, value in expected.items():
-        found = tensors_of(state)[name] if "memory" not in name else state.memory[name[7:]].at(np.arange(CLIENTS))
+        held = state.memory[name[7:]] if "memory" in name else state.server[name]
+        found = held.at(np.arange(CLIENTS)) if isinstance(held, ClientRows) else held
         off = np.linalg.norm(found.double().squeeze(0).numpy() - value) / np.linalg.norm(value)
         assert off < 1e-6, f"{name} is off by {off:.1e}"

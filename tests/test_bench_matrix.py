@@ -138,7 +138,7 @@ def test_the_personal_models_of_ditto() -> None:
         for _ in range(2):
             loop.round()
             engine.round()
-        rows = engine.group.state.memory["personal"].at(np.arange(workload.clients))
+        rows = engine.group.state.memory["own"].at(np.arange(workload.clients))
     own: Any = loop
     for client, parts in enumerate(own.personal):
         assert torch.allclose(rows[client], torch.cat([part.flatten() for part in parts]), atol=1e-6)

@@ -9,6 +9,7 @@ import pytest
 import fedkin
 from fedkin.algorithms import IFCA, Alone, FineTuned
 from fedkin.algorithms.kin import is_choosing
+from fedkin.algorithms.rounds import random_numbers
 from fedkin.experiments.records import exchanged
 
 P = 10 * 65 * 4  # softmax regression of 64 pixels and 10 classes, with intercepts, as float32
@@ -29,6 +30,20 @@ def trained(algorithm: fedkin.Algorithm, rounds: int = 3, **settings: Any) -> fe
         (FineTuned(), P, P),  # fine-tuning is the client's own
         (IFCA(groups=4), 5 * P, P + 4 * 4),  # w̄ and four models; the model and the choice
         (Alone(), 0, 0),
+        (fedkin.FedAvgM(), P, P),
+        (fedkin.FedYogi(), P, P),
+        (fedkin.SCAFFOLD(), 2 * P, 2 * P),  # x and c; y and the change of cᵢ
+        (fedkin.FedNova(), P, P + 4),  # the number of steps
+        (fedkin.FedDyn(), P, P),
+        (fedkin.PowerOfChoice(losses="stale"), P, P + 4),  # the loss
+        (fedkin.Ditto(), P, P),
+        (fedkin.APFL(adaptive=True), P, P),  # the share stays at the client
+        (fedkin.PFedMe(), P, P),
+        (fedkin.PerFedAvg(), P, P),
+        (fedkin.FedU(), P, P + 4),
+        (fedkin.MOCHA(), P, P + 4),
+        (fedkin.CFL(), P, P),
+        (fedkin.FedAMP(), P, P),
     ],
 )
 def test_bytes_per_client_and_round(algorithm: fedkin.Algorithm, down: int, up: int) -> None:
@@ -37,6 +52,31 @@ def test_bytes_per_client_and_round(algorithm: fedkin.Algorithm, down: int, up: 
     assert result.bytes_up.tolist() == [up] * 3
     assert result.sampled.tolist() == [12] * 3
     assert result.summary["total_bytes_down"] == 3 * 12 * down
+
+
+def test_losses_that_are_asked_for_count() -> None:
+    """Of three sampled clients, twice as many candidates receive the model and return a number."""
+    result = trained(fedkin.PowerOfChoice(), take_part=3)
+    assert result.summary["total_bytes_down"] == 3 * (3 * P + 6 * P)
+    assert result.summary["total_bytes_up"] == 3 * (3 * P + 6 * 4)
+
+
+@pytest.mark.parametrize("take_part", [None, 5])
+def test_l2gd_exchanges_when_its_coin_changes(take_part: int | None, tmp_path: Path) -> None:
+    """v̄ and one number come down in the first round of averaging, models go up in the last before it; in lanes, too.
+
+    If clients are sampled, those of one round do not know what those of another have received.
+    """
+    settings: dict[str, Any] = {"name": "coins", "rounds": 12, "take_part": take_part or "all"}
+    settings |= {"partition": {"clients": 8}, "local": {"epochs": 1}}
+    runs = fedkin.run({**settings, "algorithm": {"name": "l2gd", "every": 2, "pull": [0.1, 1.0]}}, out=tmp_path)
+    averages = [random_numbers(0, "coin", t).random() < 0.5 for t in range(13)]
+    assert 0 < sum(averages) < 12
+    for result in runs:
+        for t, average in enumerate(averages[:12]):
+            down = average and (take_part is not None or (t > 0 and not averages[t - 1]))
+            up = not average and (take_part is not None or averages[t + 1])
+            assert (result.bytes_down[t], result.bytes_up[t]) == ((P + 4) * down, P * up), t
 
 
 def test_kin_sends_candidates_in_some_rounds_only() -> None:

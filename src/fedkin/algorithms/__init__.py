@@ -2,7 +2,11 @@
 
 base.py       `Algorithm`: the hooks, with FedAvg as the default
 kin.py        Kin: FedKin that chooses by itself who is kin
-personal.py   `Alone`, `FineTuned`, `IFCA`: a model for every client, to compare with
+personal.py   `Alone`, `FineTuned`, `IFCA`, `Ditto`, `APFL`, `PFedMe`, `PerFedAvg`: a model for every client
+multitask.py  `L2GD`, `FedU`, `MOCHA`, `FedAMP`, `CFL`: a model for every client, coupled at the server
+drift.py      `SCAFFOLD`, `FedNova`, `FedDyn`: one model, corrected for clients that drift apart
+selection.py  `PowerOfChoice`: clients sampled by their losses
+server_optimizers.py  `FedAvgM`, `FedAdagrad`, `FedAdam`, `FedYogi`
 choosing.py   choices by validation losses, for all clients and for single ones
 kinship.py    who is kin, and averages of their models
 family.py     `FedAvg`, `FedProx`, `FedKin`, `FedSGD`
@@ -25,26 +29,44 @@ from fedkin.algorithms.base import (
     check_range,
     trial,
 )
+from fedkin.algorithms.drift import SCAFFOLD, FedDyn, FedNova
 from fedkin.algorithms.family import FedAvg, FedKin, FedProx, FedSGD
 from fedkin.algorithms.kin import Kin
 from fedkin.algorithms.lanes import Lanes
 from fedkin.algorithms.local import Local
-from fedkin.algorithms.personal import IFCA, Alone, FineTuned, Tuning
+from fedkin.algorithms.multitask import CFL, L2GD, MOCHA, FedAMP, FedU
+from fedkin.algorithms.personal import APFL, IFCA, Alone, Ditto, FineTuned, PerFedAvg, PFedMe, Tuning
 from fedkin.algorithms.registry import ALGORITHMS, algorithm_named, label_of, name_of
 from fedkin.algorithms.rounds import Round
 from fedkin.algorithms.rows import ClientRows
 from fedkin.algorithms.schedules import Schedule
+from fedkin.algorithms.selection import PowerOfChoice
+from fedkin.algorithms.server_optimizers import FedAdagrad, FedAdam, FedAvgM, FedYogi
 
 __all__ = [
     "ALGORITHMS",
+    "APFL",
+    "CFL",
     "IFCA",
+    "L2GD",
+    "MOCHA",
+    "SCAFFOLD",
     "Algorithm",
     "Alone",
     "ClientRows",
+    "Ditto",
+    "FedAMP",
+    "FedAdagrad",
+    "FedAdam",
     "FedAvg",
+    "FedAvgM",
+    "FedDyn",
     "FedKin",
+    "FedNova",
     "FedProx",
     "FedSGD",
+    "FedU",
+    "FedYogi",
     "FineTuned",
     "Gradient",
     "Hyper",
@@ -52,6 +74,9 @@ __all__ = [
     "Lanes",
     "Local",
     "Losses",
+    "PFedMe",
+    "PerFedAvg",
+    "PowerOfChoice",
     "Round",
     "Schedule",
     "ServerState",

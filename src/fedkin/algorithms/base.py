@@ -44,7 +44,7 @@ class Vector(Protocol):
 
 
 Vectors = Mapping[str, Vector]
-Gradient = Callable[[Any], Any]  # of a `Vector`, in the same space
+Gradient = Callable[..., Any]  # of a `Vector`, in the same space
 
 
 class Losses(Protocol):
@@ -102,7 +102,6 @@ class Algorithm:
     validates: ClassVar[bool] = False  # whether it needs validation samples (`Losses.held_out`)
     plain_steps: ClassVar[bool] = False  # whether it counts on steps of its own length: no other local optimizer then
     search: ClassVar[Space] = {"step_size": Between(1e-3, 3.0)}  # what `fedkin compare` tunes, and where
-    exchanges: ClassVar[bool] = True  # whether clients need what the server sends: its bytes are counted
 
     def __post_init__(self) -> None:
         check_range(self.step_size, "step_size", above=0)
@@ -157,6 +156,13 @@ class Algorithm:
         """The next server state from the replies (…, m, q): w̄ ← Σ pᵢ wᵢ with p = `round.weights`."""
         return {"model": round.average(replies["model"])}
 
+    def exchanges(self, round: Round) -> tuple[bool, bool]:
+        """Whether clients need what the server sends in a round, and whether the server needs their replies.
+
+        Bytes are counted of what is needed. A federation on Flower sends the rest, too.
+        """
+        return True, True
+
     # -- at a client ---------------------------------------------------------------------------------------------------
 
     def remember(self, model: Tensor) -> Tensors:
@@ -184,7 +190,8 @@ class Algorithm:
         got       received tensors as vectors
         memory    the client's state as vectors
         gradient  `gradient(v)` is ∇fᵢ(v) on the current batch, with L2 penalty and clipping; it may be evaluated at
-                  any point and more than once
+                  any point and more than once. `gradient(v, 1)` is that on the client's next batch (after the last,
+                  the first); a step that asks for it runs on plain parameters
 
         Returns the new w and the new memory. Vectors must not be changed in place. Steps that only use + and − of
         vectors and × and ÷ by scalars run in the faster spaces of the engine.
@@ -304,18 +311,20 @@ def check_range(
     above: float | None = None,
     at_least: float | None = None,
     at_most: float | None = None,
+    below: float | None = None,
 ) -> None:
     """Raise if a hyper-parameter, or an end of its schedule, is out of range. Stacked lanes are not checked."""
     if isinstance(value, Tensor):
         return
     low = "" if above is None and at_least is None else f"above {above}" if at_least is None else f"at least {at_least}"
-    high = "" if at_most is None else f"at most {at_most}"
+    high = "" if at_most is None and below is None else f"below {below}" if at_most is None else f"at most {at_most}"
     for v in value.values if isinstance(value, Schedule) else (value,):
         inside = (
             np.isfinite(v)
             and (above is None or v > above)
             and (at_least is None or v >= at_least)
             and (at_most is None or v <= at_most)
+            and (below is None or v < below)
         )
         if not inside:
             raise BadInput(f"{name} = {v:g} is out of range: it must be {' and '.join(filter(None, (low, high)))}")

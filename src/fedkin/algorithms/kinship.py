@@ -27,7 +27,7 @@ def kin_average(server: ServerState, rows: Sequence[Floats | csr_array]) -> Tens
 
     rows  P, weights of the clients with models, (m, n); of each lane, or one for all
     """
-    u = _mixed_models(rows, server["models"])
+    u = mixed_models(rows, server["models"])
     rest = np.stack([1 - np.asarray(own.sum(axis=1)).reshape(-1) for own in rows])
     if abs(rest).max() > 1e-12:  # somebody's kin have sent no model, or w̄ is a part of the mixture
         # In place: temporary tensors of this size would be fetched from the system page by page.
@@ -36,7 +36,7 @@ def kin_average(server: ServerState, rows: Sequence[Floats | csr_array]) -> Tens
     return u
 
 
-def _mixed_models(rows: Sequence[Floats | csr_array], models: ClientRows) -> Tensor:
+def mixed_models(rows: Sequence[Floats | csr_array], models: ClientRows) -> Tensor:
     """Σₙ P_in wₙ, (…, m, P).
 
     Few clients of very many have few kin: then the models are read where they lie, because to put all of them together

@@ -1,15 +1,26 @@
-"""Algorithms with a model for every client, to compare with: training alone, fine-tuning, and IFCA."""
+"""Algorithms with a model for every client, which it trains itself: alone, from the global model, or beside it."""
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedkin.algorithms.base import Algorithm, Hyper, Losses, ServerState, check_range
+from fedkin.algorithms.base import (
+    Algorithm,
+    Gradient,
+    Hyper,
+    Losses,
+    ServerState,
+    Vector,
+    Vectors,
+    check_range,
+)
 from fedkin.algorithms.family import FedAvg
 from fedkin.algorithms.local import Local
 from fedkin.algorithms.rounds import Round
 from fedkin.algorithms.search import Between, OneOf
+from fedkin.algorithms.server_optimizers import beyond
 from fedkin.errors import BadInput
 from fedkin.types import Tensors
 
@@ -18,7 +29,8 @@ from fedkin.types import Tensors
 class Alone(Algorithm):
     """wᵢ ← wᵢ − γ ∇fᵢ(wᵢ): every client trains its own model. What others send does not matter."""
 
-    exchanges = False
+    def exchanges(self, round: Round) -> tuple[bool, bool]:
+        return False, False
 
     def remember(self, model: Tensor) -> Tensors:
         return {"own": model}
@@ -126,3 +138,164 @@ class IFCA(Algorithm):
     def own(self, got: Tensors, memory: Tensors) -> Tensor:
         parts = [memory["choice"][..., j : j + 1] * got[f"{j}"] for j in range(self.groups)]
         return torch.stack(parts).sum(0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ditto(Algorithm):
+    """FedAvg for x; beside it every client has vᵢ, with v ← v − γ (∇fᵢ(v) + λ (v − x)) (Li et al. 2021).
+
+    pull  λ ≥ 0, which draws a client's own model to the global one; at 0 it trains alone
+    """
+
+    search = {**Algorithm.search, "pull": Between(1e-3, 3.0)}  # noqa: RUF012 - a constant
+    pull: Hyper = 0.1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range(self.pull, "pull", at_least=0)
+
+    def remember(self, model: Tensor) -> Tensors:
+        return {"own": model}
+
+    def step(self, w: Vector, got: Vectors, memory: Vectors, gradient: Gradient) -> tuple[Vector, Vectors]:
+        v = memory["own"]
+        v = v - self.step_size * (gradient(v) + self.pull * (v - got["model"]))
+        return w - self.step_size * gradient(w), {"own": v}
+
+    def own(self, got: Tensors, memory: Tensors) -> Tensor:
+        return memory["own"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class APFL(Algorithm):
+    """FedAvg for x; a client uses v̄ = a v + (1−a) x, with v ← v − γ a ∇fᵢ(a v + (1−a) w) (Deng et al. 2020).
+
+    w is the client's copy of the global model, which takes its own steps w ← w − γ ∇fᵢ(w).
+
+    share     a in [0, 1]; 0 is FedAvg
+    adaptive  whether each client adapts its a in every step, a ← a − γ ⟨v − w, ∇fᵢ(v̄)⟩, limited to [0, 1]. It takes an
+              inner product, so that steps are computed on parameters, in the slower space.
+    """
+
+    search = {**Algorithm.search, "share": Between(0.1, 0.9, linear=True)}  # noqa: RUF012 - a constant
+    neutral = {"share": 0.0}  # noqa: RUF012 - a constant
+    share: Hyper = 0.5
+    adaptive: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range(self.share, "share", at_least=0, at_most=1)
+
+    def remember(self, model: Tensor) -> Tensors:
+        share = {"share": model.new_zeros(*model.shape[:-1], 1) + self.share} if self.adaptive else {}
+        return {"own": model, **share}
+
+    def step(self, w: Vector, got: Vectors, memory: Vectors, gradient: Gradient) -> tuple[Vector, Vectors]:
+        v: Any = memory["own"]
+        a: Any = memory["share"] if self.adaptive else self.share
+        g: Any = gradient(a * v + (1 - a) * w)
+        changed = {"own": v - self.step_size * a * g}
+        if self.adaptive:
+            slope = ((v - w) * g).sum(-1, keepdim=True)
+            changed["share"] = (a - self.step_size * slope).clamp(0, 1)
+        return w - self.step_size * gradient(w), changed
+
+    def own(self, got: Tensors, memory: Tensors) -> Tensor:
+        a = memory["share"] if self.adaptive else self.share
+        return a * memory["own"] + (1 - a) * got["model"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PFedMe(Algorithm):
+    """θ ≈ argmin fᵢ(θ) + λ/2 ‖θ − y‖², then y ← y − γλ (y − θ), in every step from y = x (Dinh et al. 2020).
+
+    θ takes a few steps on the batch, θ ← θ − σ (∇fᵢ(θ) + λ (θ − y)), from x in the first step of a round and else from
+    the last θ. The server has x ← (1−b) x + b Σ pᵢyᵢ, and a client uses θ.
+
+    pull         λ > 0
+    inner_step   σ > 0
+    inner_steps  how many steps θ takes
+    server_step  b > 0
+    """
+
+    search = {
+        **Algorithm.search,
+        "step_size": Between(1e-3, 0.1),
+        "pull": Between(1.0, 30.0),
+        "inner_step": Between(3e-3, 0.3),
+    }  # noqa: RUF012 - a constant
+    pull: Hyper = 15.0
+    inner_step: Hyper = 0.05
+    inner_steps: int = 5
+    server_step: Hyper = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range(self.pull, "pull", above=0)
+        check_range(self.inner_step, "inner_step", above=0)
+        check_range(self.server_step, "server_step", above=0)
+        if self.inner_steps < 1:
+            raise BadInput(f"inner_steps = {self.inner_steps} is out of range: it must be at least 1")
+
+    def remember(self, model: Tensor) -> Tensors:
+        return {"own": model}
+
+    def begin(self, got: Tensors, memory: Tensors, losses: Losses) -> tuple[Tensors, Tensors]:
+        return got, {"own": got["model"]}
+
+    def step(self, w: Vector, got: Vectors, memory: Vectors, gradient: Gradient) -> tuple[Vector, Vectors]:
+        theta = memory["own"]
+        for _ in range(self.inner_steps):
+            theta = theta - self.inner_step * (gradient(theta) + self.pull * (theta - w))
+        return w - self.step_size * self.pull * (w - theta), {"own": theta}
+
+    def combine(self, server: ServerState, replies: Tensors, round: Round) -> ServerState:
+        average = round.average(replies["model"])
+        update = average - server["model"]
+        return {"model": beyond(average, update, self.server_step * update)}
+
+    def own(self, got: Tensors, memory: Tensors) -> Tensor:
+        return memory["own"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PerFedAvg(Algorithm):
+    """y ← y − γ (I − a ∇²fᵢ(y)) g with g = ∇fᵢ(y − a ∇fᵢ(y)); a client uses x after one step (Fallah et al. 2020).
+
+    That step has size a, on all samples of the client.
+
+    inner_step  a ≥ 0; 0 is FedAvg
+    variant     `fo`: first order, without the Hessian ∇²fᵢ; `hf`: Hessian-free, with
+                ∇²fᵢ(y) g ≈ (∇fᵢ(y + δg) − ∇fᵢ(y − δg))/2δ
+    delta       δ > 0 of `hf`; a small δ loses digits in single precision
+    separate    whether the three derivatives are of batches of their own, as published: ∇fᵢ(y) of the current batch, g
+                of the next, the Hessian of the one after it. Then steps are computed on parameters, in the slower
+                space; else all are of the current batch.
+    """
+
+    search = {**Algorithm.search, "inner_step": Between(1e-3, 1.0)}  # noqa: RUF012 - a constant
+    neutral = {"inner_step": 0.0}  # noqa: RUF012 - a constant
+    inner_step: Hyper = 0.01
+    variant: str = "fo"
+    delta: Hyper = 0.01
+    separate: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range(self.inner_step, "inner_step", at_least=0)
+        check_range(self.delta, "delta", above=0)
+        if self.variant not in ("fo", "hf"):
+            raise BadInput(f"unknown variant '{self.variant}': choose fo or hf")
+
+    def step(self, w: Vector, got: Vectors, memory: Vectors, gradient: Gradient) -> tuple[Vector, Vectors]:
+        second, third = ((1,), (2,)) if self.separate else ((), ())
+        g = gradient(w - self.inner_step * gradient(w), *second)
+        if self.variant == "hf":
+            ahead, behind = gradient(w + self.delta * g, *third), gradient(w - self.delta * g, *third)
+            g = g - self.inner_step * (ahead - behind) / (2 * self.delta)
+        return w - self.step_size * g, memory
+
+    def adaptation(self, local: Local) -> tuple[Algorithm, Local]:
+        tuning, _ = Tuning(1).of(self.inner_step, local)
+        plain = replace(local, optimizer="sgd", weight_decay=0.0)
+        return tuning, replace(plain, epochs=1, steps=1, batch_size=None)

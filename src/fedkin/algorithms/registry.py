@@ -4,10 +4,14 @@ from dataclasses import fields
 from typing import Any
 
 from fedkin.algorithms.base import Algorithm
+from fedkin.algorithms.drift import SCAFFOLD, FedDyn, FedNova
 from fedkin.algorithms.family import FedAvg, FedKin, FedProx, FedSGD
 from fedkin.algorithms.kin import Kin
-from fedkin.algorithms.personal import IFCA, Alone, FineTuned
+from fedkin.algorithms.multitask import CFL, L2GD, MOCHA, FedAMP, FedU
+from fedkin.algorithms.personal import APFL, IFCA, Alone, Ditto, FineTuned, PerFedAvg, PFedMe
 from fedkin.algorithms.schedules import Schedule
+from fedkin.algorithms.selection import PowerOfChoice
+from fedkin.algorithms.server_optimizers import FedAdagrad, FedAdam, FedAvgM, FedYogi
 from fedkin.errors import BadInput, nearest
 from fedkin.imports import imported_object
 
@@ -21,7 +25,25 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "alone": Alone,
     "finetuned": FineTuned,
     "ifca": IFCA,
+    "fedavgm": FedAvgM,
+    "fedadagrad": FedAdagrad,
+    "fedadam": FedAdam,
+    "fedyogi": FedYogi,
+    "scaffold": SCAFFOLD,
+    "fednova": FedNova,
+    "feddyn": FedDyn,
+    "powerofchoice": PowerOfChoice,
+    "ditto": Ditto,
+    "apfl": APFL,
+    "l2gd": L2GD,
+    "pfedme": PFedMe,
+    "perfedavg": PerFedAvg,
+    "fedu": FedU,
+    "mocha": MOCHA,
+    "cfl": CFL,
+    "fedamp": FedAMP,
 }
+LABELS = {"powerofchoice": "Power-of-Choice", "pfedme": "pFedMe", "perfedavg": "Per-FedAvg"}
 
 
 def algorithm_named(name: str) -> type[Algorithm]:
@@ -61,7 +83,7 @@ def label_of(name: str) -> str:
     Nothing is imported: reports may show runs of algorithms that are not installed.
     """
     if name in ALGORITHMS:
-        return ALGORITHMS[name].__name__
+        return LABELS.get(name, ALGORITHMS[name].__name__)
     last = name.rpartition(":")[2]
     return "Fed" + last[3:].capitalize() if last.startswith("fed") else last
 

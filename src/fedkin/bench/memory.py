@@ -1,4 +1,4 @@
-"""Algorithms whose clients keep something between rounds, for the engine and as hand-written loops."""
+"""Algorithms whose clients keep something between rounds, as hand-written loops beside those of the engine."""
 
 import copy
 from collections.abc import Callable
@@ -8,61 +8,23 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from fedkin.algorithms import Algorithm, Gradient, Hyper, Round, ServerState, Vector, Vectors
+from fedkin.algorithms import SCAFFOLD, Algorithm, Ditto, Hyper
 from fedkin.bench.loops import SliceLoop
 from fedkin.bench.workloads import STEP_SIZE, Workload
 from fedkin.data.federation import Federation
-from fedkin.types import Tensors
 
-PULL = 0.1  # μ of Ditto
-
-
-@dataclass(frozen=True, kw_only=True)
-class ControlVariates(Algorithm):
-    """SCAFFOLD: w ← w − γ (∇fᵢ(w) + c − cᵢ); then cᵢ moves by δᵢ = (w̄ − w)/(Kγ) − c, and c by Σ δᵢ/C.
-
-    After K steps (w̄ − w)/(Kγ) is the mean of ∇fᵢ(w) + c − cᵢ, so that cᵢ + δᵢ is the mean of ∇fᵢ(w).
-    """
-
-    plain_steps = True
-
-    def start(self, model: Tensor, round: Round) -> ServerState:
-        return {"model": model, "drift": torch.zeros_like(model)}
-
-    def remember(self, model: Tensor) -> Tensors:
-        return {"mine": torch.zeros_like(model)}
-
-    def send(self, server: ServerState, round: Round) -> Tensors:
-        return {"model": round.spread(server["model"]), "drift": round.spread(server["drift"])}
-
-    def step(self, w: Vector, got: Vectors, memory: Vectors, gradient: Gradient) -> tuple[Vector, Vectors]:
-        return w - self.step_size * (gradient(w) + got["drift"] - memory["mine"]), memory
-
-    def reply(self, w: Tensor, got: Tensors, memory: Tensors, steps: Tensor) -> tuple[Tensors, Tensors]:
-        moved = (got["model"] - w) / (steps * self.step_size) - got["drift"]
-        return {"model": w, "moved": moved}, {"mine": memory["mine"] + moved}
-
-    def combine(self, server: ServerState, replies: Tensors, round: Round) -> ServerState:
-        drift = server["drift"] + replies["moved"].sum(-2, keepdim=True) / round.clients
-        return {"model": round.average(replies["model"]), "drift": drift}
+PULL = 0.1  # λ of Ditto
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ditto(Algorithm):
-    """FedAvg, and v ← v − γ (∇fᵢ(v) + μ (v − w̄)) beside it: a model of the client's own, drawn to the global one.
-
-    Only the global model is measured, as in the loop.
-    """
+class GlobalDitto(Ditto):
+    """Ditto of which only the global model is measured, as in the loop."""
 
     pull: Hyper = PULL
 
-    def remember(self, model: Tensor) -> Tensors:
-        return {"personal": model}
-
-    def step(self, w: Vector, got: Vectors, memory: Vectors, gradient: Gradient) -> tuple[Vector, Vectors]:
-        v = memory["personal"]
-        away = v - got["model"]
-        return w - self.step_size * gradient(w), {"personal": v - self.step_size * (gradient(v) + self.pull * away)}
+    @property
+    def is_personal(self) -> bool:
+        return False
 
 
 class ControlVariatesLoop(SliceLoop):
@@ -106,7 +68,7 @@ class DittoLoop(SliceLoop):
     def train(self, client: int) -> None:
         with torch.no_grad():
             torch._foreach_copy_(self.own_parameters, self.personal[client])
-            self.towards = torch._foreach_mul(self.start, -PULL)  # μ (v − w̄), without μ v: the optimiser adds it
+            self.towards = torch._foreach_mul(self.start, -PULL)  # λ (v − w̄), without λ v: the optimiser adds it
         super().train(client)
         with torch.no_grad():
             torch._foreach_copy_(self.personal[client], self.own_parameters)
@@ -120,6 +82,6 @@ class DittoLoop(SliceLoop):
 
 
 MEMORIES: dict[str, tuple[type[Algorithm], Callable[[Workload, Federation], SliceLoop]]] = {
-    "SCAFFOLD": (ControlVariates, ControlVariatesLoop),
-    "Ditto": (Ditto, DittoLoop),
+    "SCAFFOLD": (SCAFFOLD, ControlVariatesLoop),
+    "Ditto": (GlobalDitto, DittoLoop),
 }

@@ -8,7 +8,7 @@ Clients are processed in cohorts (`fedkin.engine.cohorts`), each in the space in
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,7 +38,7 @@ from fedkin.engine.spaces.prepared import prepare
 from fedkin.engine.spaces.samples import Samples
 from fedkin.engine.spaces.script import Player, Script
 from fedkin.engine.threads import on_threads, threads_for
-from fedkin.engine.traffic import Traffic, lane_traffic, traffic_of
+from fedkin.engine.traffic import Traffic, lane_traffic
 from fedkin.errors import BadInput
 from fedkin.graph.similarity import SimilarityGraph
 from fedkin.memory import check_memory
@@ -137,25 +137,29 @@ class Simulation:
     def advance(self, state: State) -> State:
         """Run one round."""
         algorithm = self.algorithm.at(state.round)
-        round = self.sampled(algorithm, state)
+        asked: list[Tensor] = []
+        round = self.sampled(algorithm, state, asked)
         got = self.sent(algorithm, state, round)
         memory = {name: rows.at(round.who) for name, rows in state.memory.items()}
         replies, kept, spaces = self.work(algorithm, algorithm.work(self.local), round, got, memory)
         memory = {name: state.memory[name].updated(round.who, value) for name, value in kept.items()}
         server = algorithm.combine(state.server, replies, round)
-        traffic = self._exchanged(algorithm, state, round, got, replies)
+        traffic = self._exchanged(state, round, got, replies, asked)
         return State(server, {**state.memory, **memory}, state.round + 1, spaces, traffic)
 
     def _exchanged(
-        self, algorithm: Algorithm, state: State, round: Round, got: Tensors, replies: Tensors
+        self, state: State, round: Round, got: Tensors, replies: Tensors, asked: Sequence[Tensor]
     ) -> tuple[Traffic, ...]:
-        """Bytes that each lane exchanges with a sampled client.
+        """Bytes that each lane exchanges with a sampled client, and with those whose losses were asked for.
 
         They are looked up while names and shapes are those of the simplest round so far. What is sent in addition in
         some rounds, as the candidates of Kin, may differ between lanes from one time to the next.
         """
         if not isinstance(self.algorithm, Lanes):
-            return (traffic_of(algorithm, row_bytes(got), row_bytes(replies), len(round)),)
+            down = sum(losses.numel() for losses in asked) * row_bytes({"model": state.server["model"]})
+            up = sum(losses.numel() * losses.element_size() for losses in asked)
+            whole = Traffic(row_bytes(got), row_bytes(replies), len(round), down, up)
+            return (whole.needed(*self.algorithm.exchanges(round)),)
         key = (*((name, value.shape) for tensors in (got, replies) for name, value in tensors.items()),)
         if key not in self._traffic or len(key) > min(map(len, self._traffic)):
             one = round.of(round.who[:1], round.weights[:1])
@@ -163,7 +167,8 @@ class Simulation:
                 lane_traffic(given.at(state.round), state.server, state.memory, one, len(round), lane)
                 for lane, given in enumerate(self.algorithm.given)
             )
-        return self._traffic[key]
+        each = zip(self._traffic[key], self.algorithm.given, strict=True)
+        return tuple(traffic.needed(*given.exchanges(round)) for traffic, given in each)
 
     def available(self, number: int) -> Round:
         """A round before sampling, with all clients."""
@@ -171,11 +176,21 @@ class Simulation:
         shares = np.where(np.isin(everyone, self.federation.newcomers), 0.0, self.weights)
         return Round(number, everyone, p, self.graph, len(everyone), self.take_part, self.seed, shares)
 
-    def sampled(self, algorithm: Algorithm, state: State) -> Round:
-        """The round with the sampled clients. Newcomers are never among them."""
+    def sampled(self, algorithm: Algorithm, state: State, asked: list[Tensor] | None = None) -> Round:
+        """The round with the sampled clients. Newcomers are never among them.
+
+        asked  the losses that clients are asked for are appended to it
+        """
         trained = self.trained_clients
         round = self.available(state.round).of(trained, self.weights[trained])
-        who = algorithm.select(state.server, round, self._losses_at)
+
+        def losses(model: Tensor, who: Integers) -> Tensor:
+            found = self._losses_at(model, who)
+            if asked is not None:
+                asked.append(found)
+            return found
+
+        who = algorithm.select(state.server, round, losses)
         return round.of(who, self.weights[who])
 
     def _losses_at(self, model: Tensor, who: Integers) -> Tensor:

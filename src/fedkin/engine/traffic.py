@@ -1,7 +1,7 @@
 """Bytes that the server and its clients exchange, counted from the shapes of what `send` and `reply` return."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,21 +16,25 @@ from fedkin.types import Record
 class Traffic:
     """Bytes that the server sends to a sampled client in a round (`down`), and receives from it (`up`).
 
-    Not counted: the message for the similarity graph, once, and losses that an algorithm asks for in `select`.
+    asked_down, asked_up  bytes to and from all clients whose losses were asked for in `select`
+
+    Not counted: the message for the similarity graph, once.
     """
 
     down: int
     up: int
     clients: int
+    asked_down: int = 0
+    asked_up: int = 0
+
+    def needed(self, down: bool, up: bool) -> "Traffic":
+        """Only what the clients and the server need: see `Algorithm.exchanges`."""
+        return replace(self, down=self.down if down else 0, up=self.up if up else 0)
 
     def record(self) -> Record:
         """The entries of the record of a round."""
-        return {"sampled": self.clients, "bytes_down": self.down, "bytes_up": self.up}
-
-
-def traffic_of(algorithm: Algorithm, down: int, up: int, clients: int) -> Traffic:
-    """Traffic of a round; none if the clients ignore what the server sends."""
-    return Traffic(down, up, clients) if algorithm.exchanges else Traffic(0, 0, clients)
+        asked = {"asked_bytes_down": self.asked_down, "asked_bytes_up": self.asked_up} if self.asked_down else {}
+        return {"sampled": self.clients, "bytes_down": self.down, "bytes_up": self.up, **asked}
 
 
 def lane_traffic(
@@ -46,7 +50,7 @@ def lane_traffic(
     names = algorithm.remember(own["model"])
     got = algorithm.send(own, round)
     up = trial(algorithm, got, {name: rows[name] for name in names}).bytes_up
-    return traffic_of(algorithm, row_bytes(got), up, clients)
+    return Traffic(row_bytes(got), up, clients)
 
 
 def lane_parts(

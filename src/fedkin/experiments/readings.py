@@ -23,6 +23,7 @@ samples per client.
 from dataclasses import dataclass, replace
 
 import numpy as np
+from torch import Tensor
 
 from fedkin.algorithms import Algorithm, FedKin, FedProx, Round
 from fedkin.algorithms.local import Local
@@ -42,8 +43,8 @@ class PermutedSimulation(Simulation):
     anchors: bool = False
     averaging: bool = False
 
-    def sampled(self, algorithm: Algorithm, state: State) -> Round:
-        round = super().sampled(algorithm, state)
+    def sampled(self, algorithm: Algorithm, state: State, asked: list[Tensor] | None = None) -> Round:
+        round = super().sampled(algorithm, state, asked)
         return round.of(round.who, self.weights[round.who][permutation(round)]) if self.averaging else round
 
     def sent(self, algorithm: Algorithm, state: State, round: Round) -> Tensors:

@@ -363,7 +363,8 @@ def exchanged(records: list[Record]) -> Record:
     keys = ("bytes_down", "bytes_up")
     if not all(key in record for record in records for key in (*keys, "sampled")):
         return {}
-    return {f"total_{key}": sum(record[key] * record["sampled"] for record in records) for key in keys}
+    totals = {key: sum(r[key] * r["sampled"] + r.get(f"asked_{key}", 0) for r in records) for key in keys}
+    return {f"total_{key}": total for key, total in totals.items()}
 
 
 def summarise(records: list[Record], threshold: float | None, spaces: Mapping[str, int] | None = None) -> Record:

@@ -57,7 +57,8 @@ def is_evaluated(round: int, every: int, rounds: int) -> bool:
 
 def unmeasured(record: Record, notes: Record) -> Record:
     """The record of a round without its measurements."""
-    kept = {key: record[key] for key in ("sampled", "bytes_down", "bytes_up", "seconds", "warning") if key in record}
+    names = ("sampled", "bytes_down", "bytes_up", "asked_bytes_down", "asked_bytes_up", "seconds", "warning")
+    kept = {key: record[key] for key in names if key in record}
     return finite({"round": record["round"], **notes, **kept})  # type: ignore[no-any-return]
 
 

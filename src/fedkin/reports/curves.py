@@ -35,8 +35,8 @@ from fedkin.types import Floats
 # Blue to green, dark to light: distinct from FedAvg's near black, and ordered in greyscale as well.
 _KIN = LinearSegmentedColormap.from_list("kin", ["#10338f", "#1c74c4", "#2fa7b8", "#6cc7a1"])
 _PROX = LinearSegmentedColormap.from_list("prox", ["#f2a03d", "#d9601a", "#9c3406"])
-_OTHERS = ("#b5479b", "#7a5195", "#8c6d31", "#c44e52", "#5f7f3f")
-_DASHES = ((0, (6, 1.5, 1, 1.5)), (0, (1, 1.3)), (0, (3, 1.5)))
+_OTHERS = ("#b5479b", "#7a5195", "#8c6d31", "#c44e52", "#5f7f3f", "#3f7f7f", "#6b6b6b")
+_DASHES = ((0, (6, 1.5, 1, 1.5)), (0, (1, 1.3)), (0, (3, 1.5)), (0, (8, 1.5, 1, 1.5, 1, 1.5)))
 _MARKERS = ("", "o", "s", "^", "D", "v", "P", "X")
 _SERIES = {
     "accuracy": "test accuracy of the clients' models",

@@ -27,7 +27,7 @@ class Space(Protocol):
     def lift(self, received: Tensors, memory: Tensors) -> tuple[dict[str, Any], dict[str, Any]]:
         """Convert received and remembered tensors to vectors; the steps start at `received["model"]`."""
 
-    def gradient(self, k: int) -> Callable[[Any], Any]:
+    def gradient(self, k: int) -> Callable[..., Any]:
         """∇fᵢ of the mean loss plus λ/2 ‖w‖² on each client's k-th batch, clipped to norm G."""
 
     def settle(self, k: int, new: dict[str, Any], old: dict[str, Any]) -> dict[str, Any]:
@@ -60,10 +60,14 @@ class Plain:
     def __init__(self, model: Model, local: Local, clients: Clients, cohort: Integers, batches: Batches) -> None:
         self.model, self.local = model, local
         self.counts = [len(own) for own in batches]
-        self.batches = [
-            stack(clients, cohort, [own[k] if k < len(own) else own[0][:0] for own in batches])
-            for k in range(max(map(len, batches)))
-        ]
+        self._samples = clients, cohort, batches
+        self.batches = [self._stacked(k) for k in range(max(map(len, batches)))]
+
+    def _stacked(self, k: int, ahead: int = 0) -> StackedBatch:
+        """Each client's k-th batch, or one so far ahead of it; none for clients that have taken all their steps."""
+        clients, cohort, batches = self._samples
+        every = [own[(k + ahead) % len(own)] if k < len(own) else own[0][:0] for own in batches]
+        return stack(clients, cohort, every)
 
     def lift(self, received: Tensors, memory: Tensors) -> tuple[dict[str, Any], dict[str, Any]]:
         self.versions: dict[str, tuple[Tensor, int]] = {
@@ -71,11 +75,11 @@ class Plain:
         }
         return dict(received), dict(memory)
 
-    def gradient(self, k: int) -> Callable[[Any], Any]:
-        batch, local = self.batches[k], self.local
+    def gradient(self, k: int) -> Callable[..., Any]:
+        local = self.local
 
-        def gradient(w: Tensor) -> Tensor:
-            g = self._loss_gradient(w, batch)
+        def gradient(w: Tensor, ahead: int = 0) -> Tensor:
+            g = self._loss_gradient(w, self._stacked(k, ahead) if ahead else self.batches[k])
             if not is_zero(local.l2):
                 g += local.l2 * w
             if local.clip is not None:
