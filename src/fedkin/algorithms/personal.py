@@ -223,7 +223,7 @@ class PFedMe(Algorithm):
         "step_size": Between(1e-3, 0.1),
         "pull": Between(1.0, 30.0),
         "inner_step": Between(3e-3, 0.3),
-    }  # noqa: RUF012 - a constant
+    }
     pull: Hyper = 15.0
     inner_step: Hyper = 0.05
     inner_steps: int = 5

@@ -126,6 +126,8 @@ def compare(
     _check_one_federation(settings)
     seed, rounds = int(settings.get("seed", 0)), int(settings.get("rounds", 100))
     name = f"{settings.get('name', 'experiment')}-compared"
+    if source is None:  # the embedded experiment shows a few methods, with some of their settings
+        settings = {key: value for key, value in settings.items() if key != "algorithm"}
     methods = entrants(settings, algorithms)
     common = _common(settings)
     phases = Phases(_works(len(methods), allowed, rounds), show)

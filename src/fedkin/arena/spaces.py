@@ -22,7 +22,8 @@ def space_table() -> Table:
 
 def page_with_spaces(text: str) -> str:
     """A page with the table in its place."""
-    return with_section(text, "spaces", space_table().markdown().rstrip("\n"), "compare")
+    table = space_table().markdown().rstrip("\n").replace("\\_", "_")  # in code nothing is escaped
+    return with_section(text, "spaces", table, "compare")
 
 
 if __name__ == "__main__":
