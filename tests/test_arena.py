@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import torch
 
 from fedkin import FedAvg, Local, build_graph, build_model, federate, load
 from fedkin.algorithms import Algorithm, Round, ServerState, label_of
-from fedkin.algorithms.search import Between, OneOf, points
+from fedkin.algorithms.search import Between, OneOf, Search, points
 from fedkin.arena import Budget, compare
 from fedkin.arena.comparison import FINALS, _works
 from fedkin.arena.entrants import STEP_SIZE, entrants
@@ -69,7 +69,7 @@ class Twin(Algorithm):
 
 
 def test_points_lie_in_their_space_and_more_continue_fewer() -> None:
-    space = {"a": Between(1e-3, 1.0), "b": OneOf((1, 2, 5)), "c": Between(-1.0, 1.0, linear=True)}
+    space: dict[str, Search] = {"a": Between(1e-3, 1.0), "b": OneOf((1, 2, 5)), "c": Between(-1.0, 1.0, linear=True)}
     many = points(space, 64, seed=3)
     assert many[:5] == points(space, 5, seed=3)
     assert many != points(space, 64, seed=4)
@@ -232,7 +232,7 @@ def test_a_larger_budget_keeps_the_trials_of_a_smaller_one(tmp_path: Path) -> No
 # -- honesty -----------------------------------------------------------------------------------------------------------
 
 
-def contenders(values: dict[str, Iterable[float]]) -> Field:
+def contenders(values: Mapping[str, Iterable[float]]) -> Field:
     found = [
         Contender(label_of(name), name, "", {str(k): v for k, v in enumerate(each)}) for name, each in values.items()
     ]
@@ -302,7 +302,8 @@ def test_the_estimate_by_hand() -> None:
         now[0] += 1
         phases.round("run", {})
     phases.end("run", {"status": "finished"}, False)
-    assert said[-1] == ("one: 1 of 2 runs", pytest.approx(5 / 16), pytest.approx(11.0))
+    assert said[-1][0] == "one: 1 of 2 runs"
+    assert said[-1][1:] == pytest.approx((5 / 16, 11.0))
     phases.end("kept", {"status": "finished"}, True)
     assert phases.left == pytest.approx(6.0)  # five kept rounds took no time
     phases.next("two")

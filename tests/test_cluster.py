@@ -19,7 +19,7 @@ GRID = {
 }
 
 
-def rounds(folder: Path) -> dict[str, list[object]]:
+def rounds(folder: Path) -> dict[str, list[dict[str, object]]]:
     """The records of all runs without what is measured in seconds."""
     found = {}
     for path in sorted(folder.glob("grid/*/rounds.jsonl")):

@@ -218,7 +218,7 @@ class PFedMe(Algorithm):
     server_step  b > 0
     """
 
-    search = {
+    search = {  # noqa: RUF012 - a constant
         **Algorithm.search,
         "step_size": Between(1e-3, 0.1),
         "pull": Between(1.0, 30.0),

@@ -84,7 +84,8 @@ class Tuning:
     def learn(self, places: Sequence[tuple[int, int]], losses: Sequence[float], stage: str) -> None:
         """Add losses of trials."""
         for (m, k), loss in zip(places, losses, strict=True):
-            self.trials[m][k] = replace(self.trials[m][k], **{stage: loss})
+            one = self.trials[m][k]
+            self.trials[m][k] = replace(one, early=loss) if stage == "early" else replace(one, loss=loss)
         self.write()
 
     def best(self, method: int) -> Trial | None:

@@ -69,7 +69,7 @@ def _connected(address: str) -> Any:
             socket.create_connection((found[1], int(found[2])), timeout=10).close()
         except (OSError, OverflowError) as error:
             raise BadInput(f"nothing answers at '{address}' ({in_short(error)}): check it, or use local") from None
-    quiet = {"logging_level": "ERROR", "log_to_driver": False}
+    quiet: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": False}
     try:
         if address == LOCAL:
             ray.init(num_cpus=usable_cores(), include_dashboard=False, **quiet)

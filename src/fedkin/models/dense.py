@@ -19,8 +19,13 @@ TOLERANCE = 1e-4
 class Function(Protocol):
     """What is compared: the scores and gradients of a module."""
 
-    outputs: int
-    loss: Loss
+    @property
+    def outputs(self) -> int:
+        """K."""
+
+    @property
+    def loss(self) -> Loss:
+        """The loss of a sample."""
 
     def scores(self, w: Tensor, x: Tensor) -> Tensor:
         """Scores (K, B)."""
