@@ -361,6 +361,7 @@ def reproduce(
     only: Annotated[
         list[str] | None, typer.Option("--only", metavar="PART", help="Carry out this part only; repeatable.")
     ] = None,
+    settings: SetOption = [],  # noqa: B006 - typer copies it
     show: Annotated[bool, typer.Option("--show", help="Show what is there; carry out nothing.")] = False,
     fresh: FreshOption = False,
     page: Annotated[
@@ -386,6 +387,7 @@ def reproduce(
             data=data,
             quick=quick,
             only=only or [],
+            overrides=settings,
             run=not show,
             fresh=fresh,
             page=page,

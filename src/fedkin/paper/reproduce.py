@@ -164,6 +164,7 @@ def reproduce(
     data: Path | str | None = None,
     quick: bool = False,
     only: Sequence[str] = (),
+    overrides: Sequence[str] = (),
     run: bool = True,
     fresh: bool = False,
     page: Path | str | None = None,
@@ -171,11 +172,12 @@ def reproduce(
 ) -> Output:
     """Carry out a reproduction, or what is missing of it, and write NAME.md, .csv, .png and .pdf.
 
-    only   names of the parts to run; existing runs of other parts are included in the output
-    run    False: present existing runs only
-    fresh  repeat runs that are finished
-    page   a Markdown page whose section between `<!-- reproduce NAME -->` and `<!-- end NAME -->` is replaced;
-           its figures are written to the folder docs/results next to it
+    only       names of the parts to run; existing runs of other parts are included in the output
+    overrides  settings as `key=value`, for a part of a grid: `model.kind=["softmax"]`
+    run        False: present existing runs only
+    fresh      repeat runs that are finished
+    page       a Markdown page whose section between `<!-- reproduce NAME -->` and `<!-- end NAME -->` is replaced;
+               its figures are written to the folder docs/results next to it
     """
     what = read_reproduction(name, quick)
     known = [part.name for part in what.parts]
@@ -188,7 +190,7 @@ def reproduce(
     chosen = [part for part in what.parts if not only or part.name in only]
     if trains and run:
         for part in chosen:
-            experiment.run(part.settings, out=folder, data=data, listener=listener, fresh=fresh)
+            experiment.run(part.settings, overrides=overrides, out=folder, data=data, listener=listener, fresh=fresh)
     elif not trains:  # no runs are needed, only the presentation
         what = replace(what, parts=tuple(chosen))
     context = Context(what, folder, preparation, quick)
