@@ -16,8 +16,8 @@ from fedkin.algorithms import Algorithm, Round, ServerState, label_of
 from fedkin.algorithms.search import Between, OneOf, Search, points
 from fedkin.arena import Budget, compare
 from fedkin.arena.comparison import FINALS, _works
-from fedkin.arena.entrants import STEP_SIZE, entrants
-from fedkin.arena.phases import Phases, Work
+from fedkin.arena.entrants import SEARCHED_STEP, entrants
+from fedkin.arena.phases import Phase, Phases
 from fedkin.arena.spaces import page_with_spaces
 from fedkin.arena.trials import Trial, early_rounds, edges
 from fedkin.data.measure import ACCURACY
@@ -103,17 +103,17 @@ def test_numbers_of_the_file_are_fixed_and_lists_are_searched() -> None:
     }
     found = {one.label: one for one in entrants(settings, [])}
     assert list(found) == ["Alone", "FedAvg", "FineTuned", "FedProx alpha=0.25", "IFCA", "FedAvg, pooled"]
-    assert found["FedProx alpha=0.25"].search == {STEP_SIZE: Between(0.01, 0.5)}
+    assert found["FedProx alpha=0.25"].search == {SEARCHED_STEP: Between(0.01, 0.5)}
     assert found["IFCA"].search == {
-        STEP_SIZE: Between(0.01, 0.5), "groups": OneOf((2, 3)), "local.epochs": OneOf((1, 2)),
+        SEARCHED_STEP: Between(0.01, 0.5), "groups": OneOf((2, 3)), "local.epochs": OneOf((1, 2)),
     }  # fmt: skip
-    table = found["IFCA"].table({STEP_SIZE: 0.1, "groups": 3, "local.epochs": 2})
+    table = found["IFCA"].table({SEARCHED_STEP: 0.1, "groups": 3, "local.epochs": 2})
     assert table == {"name": "ifca", "groups": 3, "local": {"epochs": 2, "step_size": 0.1}}
 
 
 def test_step_sizes_are_the_same_for_all_methods() -> None:
     found = entrants({}, ["fedprox", "ifca"])
-    sizes = [[point[STEP_SIZE] for point in one.trials(8, 0)] for one in found]
+    sizes = [[point[SEARCHED_STEP] for point in one.trials(8, 0)] for one in found]
     assert all(mine == sizes[0] for mine in sizes)
 
 
@@ -296,7 +296,9 @@ def test_the_estimate_by_hand() -> None:
     """Phases of 10 and 2 · 3 rounds: after 5 rounds in 5 seconds 5 + 6 are left, whatever was kept."""
     now = [0.0]
     said: list[tuple[str, float, float | None]] = []
-    phases = Phases([Work("one", 2, 5, 1.0), Work("two", 1, 3, 2.0)], lambda *words: said.append(words), lambda: now[0])
+    phases = Phases(
+        [Phase("one", 2, 5, 1.0), Phase("two", 1, 3, 2.0)], lambda *words: said.append(words), lambda: now[0]
+    )
     phases.next("one")
     for _ in range(5):
         now[0] += 1

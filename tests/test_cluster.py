@@ -7,7 +7,7 @@ import pytest
 
 from fedkin import run
 from fedkin.errors import BadInput
-from fedkin.experiments.cluster import packed, unpack
+from fedkin.experiments.cluster import packed, restore
 
 GRID = {
     "name": "grid",
@@ -51,7 +51,7 @@ def test_folders_travel_and_replace(tmp_path: Path) -> None:
         (place / "grid" / "run").mkdir(parents=True)
         (place / "grid" / "run" / "file").write_text(text)
     (new / "grid" / "run" / "more").write_text("")
-    unpack(packed(old, ["grid/run", "grid/none"]), new)
+    restore(packed(old, ["grid/run", "grid/none"]), new)
     assert [path.name for path in (new / "grid" / "run").iterdir()] == ["file"]
     assert (new / "grid" / "run" / "file").read_text() == "one"
     assert [path.name for path in new.iterdir()] == ["grid"]

@@ -19,7 +19,7 @@ ORDER = [
     {"engine"},
     {"experiments"},
     {"reports"},
-    {"flower", "paper", "bench"},
+    {"flower", "paper", "bench", "arena"},
     {"cli", "__init__"},
     {"__main__"},
 ]

@@ -161,7 +161,7 @@ _MODULES = {
     "run": "experiments.run",
     "train": "experiments.run",
 }
-_FOLDERS = {"algorithms", "data", "engine", "experiments", "graph", "models", "reports"}
+_FOLDERS = {"algorithms", "arena", "data", "engine", "experiments", "graph", "models", "reports"}
 
 
 def __getattr__(name: str) -> Any:

@@ -115,11 +115,10 @@ def run(
     ] = [],  # noqa: B006 - typer copies it
 ) -> None:
     """Carry out an experiment. Finished runs are kept, interrupted ones continue."""
-    from fedkin.experiments import progress
+    from fedkin.experiments import progress, tracking
     from fedkin.experiments import run as experiment
-    from fedkin.experiments.tracking import tracked
 
-    with progress.shown(console()) as bars, tracked(track, bars) as listener:
+    with progress.shown(console()) as bars, tracking.tracked(track, bars) as listener:
         results = experiment.run(file, overrides=settings, out=out, data=data, listener=listener, fresh=fresh, on=on)
     folder = results[0].folder
     assert folder is not None
@@ -147,22 +146,18 @@ def compare(
     on: OnOption = None,
 ) -> None:
     """Find out which method is best on your clients: all tuned alike on validation samples, then on fresh seeds."""
-    from fedkin.arena import budget_of
-    from fedkin.arena import compare as compare_methods
+    from fedkin import arena
     from fedkin.arena.phases import phases_shown
     from fedkin.reports import report as reports
-    from fedkin.reports.runs import collect
 
     writable_folder(out)
     with phases_shown(console()) as show:
-        found = compare_methods(
-            file, algorithms=algorithms or [], budget=budget_of(budget, trials, seeds), overrides=settings, out=out,
-            data=data, show=show, fresh=fresh, on=on,
+        found = arena.compare(
+            file, algorithms=algorithms or [], budget=arena.budget_of(budget, trials, seeds), overrides=settings,
+            out=out, data=data, show=show, fresh=fresh, on=on,
         )  # fmt: skip
-    runs = collect(found.folder)
-    console().print(reports.conclusion_text(runs, console().width))
-    for table in reports.shown_tables(runs):
-        console().print(table.rich())
+    for view in reports.report_views(found.folder, console().width):
+        console().print(view)
     for path in reports.write(found.folder):
         console().print(f"wrote {path}", soft_wrap=True)
 
@@ -220,15 +215,11 @@ def report(
     """Compare runs: the answer in words, tables, figures, and one page with all of it (report.html)."""
     from fedkin.reports import report as reports
     from fedkin.reports.page.document import HOW, can_make_page
-    from fedkin.reports.runs import collect
 
-    runs = collect(folder)
+    views = reports.report_views(folder, console().width)
     writable_folder(out or folder)
-    for name in dict.fromkeys(r.experiment for r in runs):
-        peers = [r for r in runs if r.experiment == name]
-        console().print(reports.conclusion_text(peers, console().width))
-        for table in reports.shown_tables(peers):
-            console().print(table.rich())
+    for view in views:
+        console().print(view)
     for path in reports.write(folder, out):
         console().print(f"wrote {path}", soft_wrap=True)
     if not can_make_page():

@@ -24,7 +24,7 @@ from torch import Tensor
 from fedkin.algorithms.local import Local
 from fedkin.algorithms.rounds import Round
 from fedkin.algorithms.schedules import Schedule
-from fedkin.algorithms.search import Between, Space
+from fedkin.algorithms.search import Between, SearchSpace
 from fedkin.errors import BadInput
 from fedkin.types import Integers, Record, Tensors
 
@@ -101,7 +101,7 @@ class Algorithm:
     neutral: ClassVar[Mapping[str, float]] = {}  # hyper-parameters at which it is FedAvg, the main one first
     validates: ClassVar[bool] = False  # whether it needs validation samples (`Losses.held_out`)
     plain_steps: ClassVar[bool] = False  # whether it counts on steps of its own length: no other local optimizer then
-    search: ClassVar[Space] = {"step_size": Between(1e-3, 3.0)}  # what `fedkin compare` tunes, and where
+    search: ClassVar[SearchSpace] = {"step_size": Between(1e-3, 3.0)}  # what `fedkin compare` tunes, and where
 
     def __post_init__(self) -> None:
         check_range(self.step_size, "step_size", above=0)

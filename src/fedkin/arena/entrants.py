@@ -11,7 +11,7 @@ from fedkin.experiments.config import knobs
 from fedkin.experiments.data_sections import Settings
 from fedkin.types import Record
 
-STEP_SIZE = "local.step_size"
+SEARCHED_STEP = "local.step_size"
 POOLED: Settings = {"name": "fedavg", "partition": {"pooled": True}, "local": {"epochs": 1}}
 # What a comparison always has: without them nobody can say whether a method is worth its trouble.
 ALWAYS: tuple[Settings, ...] = ({"name": "alone"}, {"name": "fedavg"}, {"name": "finetuned"}, POOLED)
@@ -117,16 +117,16 @@ def _entrant(table: Settings, settings: Settings) -> Entrant:
         else:
             fixed[key] = value
     for key, usual in kind.search.items():
-        where = STEP_SIZE if key == "step_size" else key
+        where = SEARCHED_STEP if key == "step_size" else key
         if key not in fixed and where not in search:
             search[where] = usual
     general = settings.get("local", {}).get("step_size")
     if isinstance(general, list) and "step_size" not in table.get("local", {}):
         numbers = [float(one) for one in general if isinstance(one, int | float)]
-        search[STEP_SIZE] = Between(min(numbers), max(numbers)) if len(numbers) > 1 else OneOf(tuple(general))
+        search[SEARCHED_STEP] = Between(min(numbers), max(numbers)) if len(numbers) > 1 else OneOf(tuple(general))
     if isinstance(fixed.get("local"), dict) and "step_size" in fixed["local"]:
-        search.pop(STEP_SIZE, None)
-    first = {STEP_SIZE: search[STEP_SIZE]} if STEP_SIZE in search else {}
+        search.pop(SEARCHED_STEP, None)
+    first = {SEARCHED_STEP: search[SEARCHED_STEP]} if SEARCHED_STEP in search else {}
     return Entrant(fixed, {**first, **search})  # γ is the first coordinate of every method
 
 

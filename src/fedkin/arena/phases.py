@@ -16,7 +16,7 @@ Show = Callable[[str, float, float | None], None]  # what is done, the share tha
 
 
 @dataclass(frozen=True)
-class Work:
+class Phase:
     """A phase of a comparison.
 
     name    in words
@@ -39,7 +39,7 @@ class Work:
 class Phases(Silent):
     """Counts the rounds of all runs, and shows where the comparison is. Runs that are kept count as done."""
 
-    def __init__(self, works: Sequence[Work], show: Show, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, works: Sequence[Phase], show: Show, clock: Callable[[], float] = time.monotonic) -> None:
         self.works, self.show, self.clock = list(works), show, clock
         self.phase, self.ended, self.rounds = -1, 0, 0
         self.kept = 0.0  # what was done before, by an earlier command
@@ -52,7 +52,7 @@ class Phases(Silent):
         self._tell()
 
     @property
-    def _work(self) -> Work:
+    def _work(self) -> Phase:
         return self.works[self.phase]
 
     @property

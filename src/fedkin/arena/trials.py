@@ -30,7 +30,7 @@ class Trial:
 
 
 @dataclass
-class Tuning:
+class Trials:
     """The trials of all methods, by the method's number, kept in a file.
 
     problem  what they depend on: with another one they are done again
@@ -41,7 +41,7 @@ class Tuning:
     trials: dict[int, list[Trial]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, path: Path, problem: Record, every: Mapping[int, Sequence[Record]]) -> "Tuning":
+    def of(cls, path: Path, problem: Record, every: Mapping[int, Sequence[Record]]) -> "Trials":
         """All trials, those that the file has with their losses."""
         old = json_object(path) or {}
         known: dict[str, Trial] = {}
@@ -100,7 +100,7 @@ def early_rounds(rounds: int) -> int:
 
 
 def tune(
-    tuning: Tuning, methods: Sequence[Entrant], rounds: int, losses: Callable[[list[Settings], int], list[float]]
+    tuning: Trials, methods: Sequence[Entrant], rounds: int, losses: Callable[[list[Settings], int], list[float]]
 ) -> None:
     """Carry out all trials.
 

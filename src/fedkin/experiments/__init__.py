@@ -5,6 +5,7 @@ data_sections.py `DataSection`, `Partition`: the settings about data
 grid.py          `plans`: the runs that a TOML file describes
 preparation.py   `Preparation`: data, graph, model and algorithm of a run
 run.py           `train` in memory, `run` in folders (import it from `fedkin`; here `run` is the module)
+cluster.py       `--on`: runs as tasks on Ray
 group.py         runs that are executed together as lanes
 rounds.py        one round and its measurements
 rising.py        says if the training loss grows in the first rounds

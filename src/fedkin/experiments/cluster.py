@@ -51,7 +51,7 @@ def fill_folders(
                     if isinstance(cause, BadInput)
                     else BadInput(f"a task on Ray failed ({in_short(cause)}): run without --on to see where")
                 ) from None
-            unpack(archive, out)
+            restore(archive, out)
             listener.doing(f"{total - len(waiting)} of {total} tasks on Ray are done")
     finally:
         ray.shutdown()
@@ -89,7 +89,7 @@ def carry_out(plans: list[Plan], data: str | None, before: bytes) -> bytes:
     torch.set_num_threads(1)
     out = Path(tempfile.mkdtemp(prefix="fedkin-task-"))
     try:
-        unpack(before, out)
+        restore(before, out)
         run_plans(plans, out=out, data=data)
         return packed(out, [f"{plan.config.name}/{plan.name}" for plan in plans])
     finally:
@@ -106,7 +106,7 @@ def packed(out: Path, names: Sequence[str]) -> bytes:
     return content.getvalue()
 
 
-def unpack(content: bytes, out: Path) -> None:
+def restore(content: bytes, out: Path) -> None:
     """Put the folders of an archive in their places; each replaces what was there at once."""
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out, prefix=".arrived-") as aside:

@@ -13,7 +13,7 @@ from fedkin.models.losses import Loss, Squared
 
 SAMPLES = 16
 SCALES = (0.01, 1.0, 30.0)  # of the inputs that are tried: units that saturate or are clipped do so at one of these
-TOLERANCE = 1e-4
+AGREEMENT = 1e-4
 
 
 class Function(Protocol):
@@ -74,4 +74,4 @@ def _agree(module: Function, form: Linear | MLP, scale: float) -> bool:
         (module.scores(w, x), form.scores(w, x)),
         (module.gradient(w, x, y, weight), form.gradient(w, x, y, weight)),
     )
-    return all(bool((a - b).abs().max() <= TOLERANCE * b.abs().max()) for a, b in pairs)
+    return all(bool((a - b).abs().max() <= AGREEMENT * b.abs().max()) for a, b in pairs)

@@ -58,7 +58,7 @@ def curves(
 ) -> Figure:
     """Curves over the rounds: a panel per quantity, a row of panels per problem (data, partition and model).
 
-    By default the main measure of the models that clients use, see `Run.series`, and the training loss.
+    By default the main measure of the models that clients use, see `Run.series`, and the training loss, if measured.
 
     Runs that differ only in their seed are one line, the mean, with a band from the lowest to the highest value.
     The line of a diverged run ends in a cross. At most six problems are drawn.
@@ -67,7 +67,8 @@ def curves(
         raise BadInput("there are no runs to draw: collect some first")
     recorded = {key for run in runs for key in run.rounds} - {"round"}
     names = [measure.name for measure in measures_of(runs)]
-    quantities = [*names, "train_loss"] if quantities is None else quantities
+    if quantities is None:  # the training loss only if it was measured: see `evaluate` of an experiment
+        quantities = [*names, *(["train_loss"] if "train_loss" in recorded or not recorded else [])]
     for quantity in quantities:
         if recorded and quantity not in {*recorded, *names}:
             raise BadInput(f"no run has recorded '{quantity}'{nearest(quantity, recorded)}")

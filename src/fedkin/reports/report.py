@@ -4,6 +4,7 @@ import math
 import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from fedkin.data.measure import ACCURACY, Measure
 from fedkin.errors import BadInput
@@ -172,6 +173,14 @@ def shown_tables(runs: Sequence[Run]) -> list[Table]:
     chosen = chosen_table(runs)
     validated = all(math.isfinite(run.validation_loss) or run.status == "diverged" for run in runs)
     return [*([] if chosen and validated else [table(runs)]), *([chosen] if chosen else [])]
+
+
+def report_views(folder: Path | str, width: int) -> list[Any]:
+    """For the terminal, for each experiment in a folder: the answer in words, and the tables."""
+    found: list[Any] = []
+    for peers in experiments(collect(folder)).values():
+        found += [conclusion_text(peers, width), *(table.rich() for table in shown_tables(peers))]
+    return found
 
 
 def write(folder: Path | str, out: Path | str | None = None) -> list[Path]:

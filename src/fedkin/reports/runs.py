@@ -12,6 +12,7 @@ import numpy as np
 
 from fedkin.data.measure import ACCURACY, Measure, measure_in
 from fedkin.errors import BadInput
+from fedkin.experiments.records import TRIALS_FILE
 from fedkin.reports.groups import experiments, order_of, with_differences
 from fedkin.reports.labels import is_number, number
 from fedkin.reports.run import Run
@@ -29,6 +30,8 @@ def collect(folder: Path | str) -> list[Run]:
         raise BadInput(f"{folder} {what}: give the folder a run was written to, such as results/demo")
     files = ("config.json", "rounds.jsonl", "summary.json")
     found = {path.parent for name in files for path in folder.rglob(name)}
+    # Trials of a comparison are there to choose by validation samples: their test results are not read.
+    found = {place for place in found if not (place.parent / TRIALS_FILE).exists()}
     runs = []
     for place in sorted(found):
         try:
