@@ -15,6 +15,7 @@ rows.py       `ClientRows`: per-client state, at the server or at the clients
 local.py      `Local`: epochs, batches, L2 penalty and clipping of local training
 schedules.py  `Schedule`: hyper-parameters that change over the rounds
 lanes.py      `Lanes`: algorithms that differ in hyper-parameters, executed as one
+search.py     where hyper-parameters are searched, and points there
 registry.py   algorithms by name or import path
 """
 

@@ -13,8 +13,7 @@ from fedkin.arena.trials import Trial, Trials, early_rounds, edges, tune
 from fedkin.errors import BadInput, nearest
 from fedkin.experiments.data_sections import Settings
 from fedkin.experiments.grid import Plan, plans, settings_with
-from fedkin.experiments.records import COMPARISON_FILE, TRIALS_FILE
-from fedkin.experiments.results import Result
+from fedkin.experiments.results import COMPARISON_FILE, TRIALS_FILE, Result
 from fedkin.experiments.run import run_plans
 from fedkin.files import as_json, write_atomically
 from fedkin.types import Record

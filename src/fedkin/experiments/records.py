@@ -56,8 +56,6 @@ from fedkin.files import as_json, errors_at, finite, json_object, object_in, wri
 from fedkin.types import Integers, Record
 
 ENCODING = "encoding.json"
-TRIALS_FILE = "trials.json"  # beside the trials of a comparison: their losses on validation samples
-COMPARISON_FILE = "comparison.json"  # beside the runs of a comparison: its methods, their trials and what was chosen
 
 
 class RunFolder:

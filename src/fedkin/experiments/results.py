@@ -18,6 +18,9 @@ from fedkin.experiments.trained import Trained, trained_in
 from fedkin.markup import facts_table
 from fedkin.types import Record, Tensors
 
+# Beside the runs of a comparison: their losses on validation samples; its methods, and what was chosen.
+TRIALS_FILE, COMPARISON_FILE = "trials.json", "comparison.json"
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame

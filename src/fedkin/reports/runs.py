@@ -12,7 +12,7 @@ import numpy as np
 
 from fedkin.data.measure import ACCURACY, Measure, measure_in
 from fedkin.errors import BadInput
-from fedkin.experiments.records import TRIALS_FILE
+from fedkin.experiments.results import TRIALS_FILE
 from fedkin.reports.groups import experiments, order_of, with_differences
 from fedkin.reports.labels import is_number, number
 from fedkin.reports.run import Run

@@ -14,7 +14,7 @@ from typing import Any
 
 from fedkin.algorithms import ALGORITHMS
 from fedkin.data.measure import ACCURACY
-from fedkin.experiments.records import COMPARISON_FILE
+from fedkin.experiments.results import COMPARISON_FILE
 from fedkin.files import json_object
 from fedkin.reports.groups import described, experiments, problem_of
 from fedkin.reports.labels import (
