@@ -148,5 +148,5 @@ def personal_figure(found: Mapping[str, Mapping[str, BySeed]]) -> Figure:
         axes.set_yticks(range(len(places)), list(places))
         axes.set_ylim(len(places) - 0.5, -0.5)
         axes.grid(visible=False, axis="y")
-        axes.set_xlabel("Kin minus the best of fine-tuned FedAvg, FedAvg and alone, points of accuracy")
+        axes.set_xlabel("Kin minus the best of fine-tuned FedAvg,\nFedAvg and alone, points of accuracy")
     return figure
