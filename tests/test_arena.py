@@ -26,6 +26,7 @@ from fedkin.errors import BadInput
 from fedkin.reports.answer.contenders import Contender, Field, field_of
 from fedkin.reports.answer.scores import Score
 from fedkin.reports.answer.sentences import answer_of
+from fedkin.reports.curves import curves
 from fedkin.reports.runs import collect
 from fedkin.types import Integers, Record
 
@@ -191,6 +192,20 @@ def test_the_report_has_a_row_for_each_method_with_its_trials(compared: Path) ->
     assert {one.tried for one in field.contenders} == {3}
     assert all("γ=" in one.setting and len(one.values) == 2 for one in field.contenders)
     assert {one.label for one in field.contenders if one.reference} == {"FedAvg, pooled"}
+
+
+def test_trials_are_no_results(compared: Path) -> None:
+    """Their test results are not read, not even by a report of all that is there."""
+    assert {run.experiment for run in collect(compared)} == {"tiny-compared"}
+    with pytest.raises(BadInput, match="no usable runs"):
+        collect(compared / "tiny-compared-tuning")
+
+
+def test_a_report_needs_no_training_loss(compared: Path) -> None:
+    runs = [
+        replace(run, rounds={k: v for k, v in run.rounds.items() if k != "train_loss"}) for run in collect(compared)
+    ]
+    assert [axes.get_ylabel() for axes in curves(runs).axes] == ["accuracy"]
 
 
 class Stopped(Exception):  # noqa: N818 - what it stands for is no error

@@ -8,6 +8,7 @@ import numpy as np
 from fedkin.algorithms.registry import label_of
 from fedkin.paper.reproduce import Context, Output
 from fedkin.reports.groups import groups_of
+from fedkin.reports.labels import plain, short
 from fedkin.reports.run import Run
 from fedkin.reports.tables import NEVER, Cell, Table, number_cell, text_cell
 from fedkin.types import Floats
@@ -30,13 +31,13 @@ def client_losses(context: Context) -> Output:
                 found[method] = group
         rows += [_row(context, label_of(method), group) for method, group in found.items()]
     columns = (
-        *("method", "step size", "tuning epochs", "repetitions", "loss", "± over clients"),
+        *("method", "settings", "repetitions", "loss", "± over clients"),
         *("benchmark", "± over clients, benchmark", "difference"),
     )
     notes = (
         "The loss is half the mean squared error, with marks scaled to 0–1: its mean over the schools, each with the "
         "same weight, and over the repetitions.",
-        "Step size and epochs of fine-tuning are those with the lowest loss on the schools' validation samples.",
+        "Settings are those with the lowest loss on the schools' validation samples, of those that were tried.",
     )
     table = Table("", columns, tuple(rows))
     return Output(tables=(table,), spreadsheet=table, notes=notes)
@@ -56,12 +57,11 @@ def _row(context: Context, method: str, group: Sequence[Run]) -> tuple[Cell, ...
     each = [losses_of_clients(run) for run in group]
     mean, spread = float(np.mean([of.mean() for of in each])), float(np.mean([of.std() for of in each]))
     printed, printed_spread = context.reproduction.printed.get(method, (None, None))
-    epochs = group[0].hyperparameters.get("tuning_epochs")
+    settings = {"local.step_size": group[0].settings["local.step_size"], **group[0].hyperparameters}
     form = "{:.4f}"
     return (
         text_cell(method),
-        number_cell("{:g}", group[0].settings["local.step_size"]),
-        Cell(NEVER) if epochs is None else number_cell("{:g}", epochs),
+        text_cell(", ".join(f"{short(key)}={plain(value)}" for key, value in settings.items())),
         number_cell("{:g}", len(group)),
         number_cell(form, mean),
         number_cell(form, spread),
