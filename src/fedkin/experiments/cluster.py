@@ -63,7 +63,7 @@ def _connected(address: str) -> Any:
     try:
         import ray
     except ImportError:
-        raise BadInput("--on needs Ray: pip install 'fedkin[flower]' ray, or leave it out") from None
+        raise BadInput("--on needs Ray: pip install 'fedkin[cluster]', or leave it out") from None
     if (found := re.fullmatch(r"(?:ray://)?([^/:]+):(\d+)", address)) is not None:
         try:  # Ray itself would wait for minutes
             socket.create_connection((found[1], int(found[2])), timeout=10).close()
