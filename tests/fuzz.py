@@ -84,6 +84,7 @@ VALID: dict[str, st.SearchStrategy[Any]] = {
     "partition.scheme": st.sampled_from(["paired", "paper", "published"]),
     "partition.mixes": BOTH,
     "partition.clusters": st.integers(0, 7),
+    "partition.labels_each": st.integers(0, 3),
     "graph.kind": st.sampled_from(["similarity", "uniform", "shuffled", "global"]),
     "graph.weights": st.sampled_from(["adjacency", "uniform", "samples"]),
     "graph.neighbours": st.integers(0, 6),

@@ -178,6 +178,11 @@ class PFedMeLoop(System):
                 y = y - self.g * a.pull * (y - theta)
             self.memory_own[i] = theta
             ends.append(y)
+        if a.aggregated:
+            rng = random_numbers(self.run.seed, "aggregated", t)
+            counted = np.zeros(len(who))
+            counted[rng.choice(len(who), a.aggregated, replace=False)] = 1
+            p = p * counted / (p @ counted)
         self.w = (1 - a.server_step) * self.w + a.server_step * (p @ np.array(ends))
 
     def uses(self) -> Floats:

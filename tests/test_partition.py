@@ -172,6 +172,33 @@ def test_larger_a_means_fewer_classes_a_client(scheme: str) -> None:
     assert mixes[-1] < 0.6
 
 
+def test_labels_each_by_hand() -> None:
+    """Clients 0 to 5 with two of three classes: 0 1, 1 2, 2 0 and again; each class has four clients."""
+    labels = labels_of(8, 12, 6)
+    parts = split(labels, 6, labels_each=2, rng=np.random.default_rng(0))
+    assert sorted(np.concatenate(parts)) == list(range(26))
+    counts = counts_of(labels, parts)
+    assert (counts > 0).tolist() == [[True, True, False], [False, True, True], [True, False, True]] * 2
+    assert sorted(counts[:, 0]) == [0, 0, 2, 2, 2, 2]
+    assert sorted(counts[:, 1]) == [0, 0, 3, 3, 3, 3]
+    assert sorted(counts[:, 2]) == [0, 0, 1, 1, 2, 2]
+
+
+@given(st.integers(5, 30), st.integers(1, 5), st.sampled_from([0.0, 0.5, 3.0, 1e3]), st.integers(0, 99))
+def test_labels_each_is_a_division(clients: int, each: int, b: float, seed: int) -> None:
+    labels = labels_of(40, 60, 30, 35, 50)
+    parts = split(labels, clients, labels_each=each, size_imbalance=b, rng=np.random.default_rng(seed))
+    assert sorted(np.concatenate(parts)) == list(range(215))
+    assert ((counts_of(labels, parts) > 0).sum(axis=1) == each).all()
+
+
+def test_testing_clients_have_the_labels_of_their_training_clients() -> None:
+    federation = federate(load("digits"), clients=20, labels_each=2, size_imbalance=0.5, seed=3)
+    for client in range(20):
+        here = [part.y[part.rows(client)].unique().tolist() for part in (federation.train, federation.test)]
+        assert here[0] == here[1] == sorted([client % 10, (client + 1) % 10])
+
+
 @every_scheme
 def test_larger_b_means_more_unequal_sizes(scheme: str) -> None:
     labels = np.tile(np.arange(10), 300)
@@ -230,6 +257,8 @@ def test_largest_remainders_are_rounded_up() -> None:
         ({"class_imbalance": float("inf")}, "class imbalance a is inf"),
         ({"size_imbalance": float("nan")}, "size imbalance b is nan"),
         ({"scheme": "papper"}, "did you mean 'paper'"),
+        ({"labels_each": 3}, "labels_each = 3 is out of range"),
+        ({"labels_each": 1, "class_imbalance": 1.0}, "leave out class_imbalance"),
     ],
 )
 def test_bad_input(change: dict[str, Any], words: str) -> None:

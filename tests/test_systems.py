@@ -84,6 +84,8 @@ SYSTEMS: dict[str, tuple[list[Algorithm], type[Any]]] = {
     "l2gd": ([L2GD(step_size=g, pull=p, every=2) for g, p in ((0.1, 1.0), (0.05, 1.0), (0.1, 3.0))], L2GDLoop),
     "pfedme": ([PFedMe(step_size=g, pull=p, inner_step=0.1, inner_steps=3, server_step=b)
                 for g, p, b in ((0.05, 2.0, 0.7), (0.1, 2.0, 1.0), (0.05, 5.0, 1.0))], PFedMeLoop),
+    "pfedme aggregated": ([PFedMe(step_size=g, pull=2.0, inner_step=0.1, inner_steps=2, aggregated=3)
+                           for g in (0.05, 0.1, 0.02)], PFedMeLoop),
     "perfedavg": ([PerFedAvg(step_size=g, inner_step=a) for g, a in ((0.2, 0.3), (0.1, 0.3), (0.2, 0.1))],
                   PerFedAvgLoop),
     "perfedavg hf": ([PerFedAvg(step_size=g, inner_step=a, variant="hf", delta=0.5)

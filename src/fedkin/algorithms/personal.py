@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -216,6 +217,8 @@ class PFedMe(Algorithm):
     inner_step   σ > 0
     inner_steps  how many steps θ takes
     server_step  b > 0
+    aggregated   number of clients of a round whose y are averaged, drawn at random, as in the published code, where all
+                 clients train in every round (0: all that train)
     """
 
     search = {  # noqa: RUF012 - a constant
@@ -228,6 +231,7 @@ class PFedMe(Algorithm):
     inner_step: Hyper = 0.05
     inner_steps: int = 5
     server_step: Hyper = 1.0
+    aggregated: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -236,6 +240,8 @@ class PFedMe(Algorithm):
         check_range(self.server_step, "server_step", above=0)
         if self.inner_steps < 1:
             raise BadInput(f"inner_steps = {self.inner_steps} is out of range: it must be at least 1")
+        if self.aggregated < 0:
+            raise BadInput(f"aggregated = {self.aggregated} is out of range: it must be at least 0")
 
     def remember(self, model: Tensor) -> Tensors:
         return {"own": model}
@@ -250,7 +256,11 @@ class PFedMe(Algorithm):
         return w - self.step_size * self.pull * (w - theta), {"own": theta}
 
     def combine(self, server: ServerState, replies: Tensors, round: Round) -> ServerState:
-        average = round.average(replies["model"])
+        models = replies["model"]
+        if 0 < self.aggregated < len(round):
+            drawn = np.sort(round.random("aggregated").choice(len(round), self.aggregated, replace=False))
+            round, models = round.of(round.who[drawn], round.weights[drawn]), models[..., drawn, :]
+        average = round.average(models)
         update = average - server["model"]
         return {"model": beyond(average, update, self.server_step * update)}
 

@@ -35,6 +35,7 @@ def split(
     mixes: str | None = None,
     clusters: int = 0,
     cluster_of: Integers | None = None,
+    labels_each: int = 0,
     rng: Random,
 ) -> list[Integers]:
     """The samples of each of C clients, as indices into `labels`; every sample is assigned to exactly one client.
@@ -46,6 +47,9 @@ def split(
     `mixes` (`paper` or `published`) replaces the scheme's way to draw class mixes. With `clusters`, client i is in
     cluster i mod clusters, or `cluster_of[i]`. It has the classes k with k mod clusters the same, and divides them by
     the scheme.
+
+    With `labels_each` = l, client i has the l classes i, i + 1, …, i + l − 1 modulo their number, and each class is
+    divided among its clients in proportion to log-normal shares of deviation b.
 
     With `paper` and `published` a client can end up without samples if there are many clients or large imbalances.
     """
@@ -69,6 +73,10 @@ def split(
             f"{clusters} clusters of {clients} clients with classes of their own are too many for {len(pools)} "
             "classes: each needs a class and two clients"
         )
+    if labels_each:
+        if class_imbalance or clusters or mixes:
+            raise BadInput("labels_each says which classes a client has: leave out class_imbalance, clusters and mixes")
+        return _of_few_classes(pools, clients, labels_each, size_imbalance, rng)
     divide, draw = SCHEMES[scheme], MIXES[mixes or scheme]
     found: list[Integers] = [np.empty(0, dtype=np.int64)] * clients
     for cluster in range(number):
@@ -77,6 +85,26 @@ def split(
         for i, part in zip(members, parts, strict=True):
             found[i] = part
     return found
+
+
+def _of_few_classes(pools: list[Integers], clients: int, each: int, b: float, rng: Random) -> list[Integers]:
+    """Client i has the classes i, …, i + each − 1 modulo K; a class is divided by the shares of its clients."""
+    classes = len(pools)
+    if not 1 <= each <= classes:
+        raise BadInput(f"labels_each = {each} is out of range: choose from 1 to {classes} classes")
+    has = (np.arange(classes) - np.arange(clients)[:, None]) % classes < each  # (C, K)
+    if not has.any(axis=0).all():
+        raise BadInput(f"{clients} clients with {each} of {classes} classes leave classes out: use more clients")
+    shares = log_normal_shares(clients, b, rng)
+    counts = np.zeros((clients, classes), dtype=np.int64)
+    for k, pool in enumerate(pools):
+        holders = np.flatnonzero(has[:, k])
+        if len(holders) > len(pool):
+            raise BadInput(f"{len(holders)} clients cannot share {len(pool)} samples of a class: use fewer clients")
+        quotas = shares[holders] / shares[holders].sum() * len(pool)
+        counts[holders, k] = without_zeros(largest_remainders(quotas, len(pool)))
+    pools = [rng.permutation(pool) for pool in pools]
+    return [rng.permutation(np.concatenate(of_client)) for of_client in assigned(pools, counts)]
 
 
 def split_like(like: Integers, labels: ArrayLike, rng: Random) -> list[Integers]:
@@ -205,6 +233,7 @@ def federate(
     scheme: str = "paired",
     mixes: str | None = None,
     clusters: int = 0,
+    labels_each: int = 0,
     group: str | None = None,
     kinds: int = 0,
     kind_shares: Sequence[float] = (),
@@ -236,6 +265,7 @@ def federate(
 
     kinds, kind_shares, differ  clients in groups that differ, see `in_kinds`; with differ = `classes` the groups are
                                 clusters, see `split`
+    labels_each                 number of classes of each client, see `split` (0: all, by the class imbalance)
     samples                     at most so many training samples of each client, with its class mix; testing samples
                                 stay (0: all)
     test                        of clients that are there already: share of each client's samples for testing
@@ -244,7 +274,7 @@ def federate(
     pooled                      all training samples in one place, see `Federation.pooled`
     """
     imbalance: dict[str, Any] = {"class_imbalance": class_imbalance, "size_imbalance": size_imbalance}
-    imbalance["clusters"] = clusters
+    imbalance |= {"clusters": clusters, "labels_each": labels_each}
     if isinstance(dataset, OwnClients):
         unused = {**imbalance, "mixes": mixes, "group": group}
         if wrong := next((what for what, given in unused.items() if given), None):
@@ -258,8 +288,8 @@ def federate(
             seed=seed,
         )
     else:
-        if class_imbalance or clusters or differ in ("permuted", "classes"):
-            dataset.require_classes("class_imbalance, clusters and differ")
+        if class_imbalance or clusters or labels_each or differ in ("permuted", "classes"):
+            dataset.require_classes("class_imbalance, clusters, labels_each and differ")
         of: Integers | None = None  # the cluster of each client
         if group is not None:
             train, tested = _by_origin(dataset, group, seed)

@@ -64,6 +64,7 @@ class Partition(Section):
                      text) and `published` (its published code) divide both parts independently
     mixes            how class mixes are sampled, `paper` or `published` (default: as the scheme)
     clusters         number of clusters of clients, each with classes that no other cluster has (0: none)
+    labels_each      number of classes of each client, the same for all (0: by class_imbalance)
     group            natural partition by a group key of the data, such as writer, instead of the above
     groups           with a group: only so many of its values, the first ones in their order (0: all)
     own_test         with a group: every client keeps a share of its own samples for testing, and the testing part of
@@ -88,6 +89,7 @@ class Partition(Section):
     scheme: Literal["paired", "paper", "published"] = "paired"
     mixes: Literal["paper", "published"] | None = None
     clusters: int = Field(default=0, ge=0, le=MOST)
+    labels_each: int = Field(default=0, ge=0, le=MOST)
     group: str | None = None
     groups: int = Field(default=0, ge=0, le=MOST)
     own_test: bool = False

@@ -218,13 +218,14 @@ Presentation = Callable[[Context], Output]
 
 def _presentations() -> dict[str, tuple[Presentation, bool]]:
     """The presentations by name, and whether each needs runs."""
-    from fedkin.paper import client_losses, controls, figures, personal, tables
+    from fedkin.paper import client_losses, controls, figures, milestones, personal, tables
 
     return {
         "main_table": (tables.main_table, True),
         "times": (tables.times_table, True),
         "variants": (tables.variants_table, True),
         "client_losses": (client_losses.client_losses, True),
+        "milestones": (milestones.milestone_table, True),
         "controls": (controls.control_tables, True),
         "personal": (personal.personal_tables, True),
         "curves": (figures.curve_figures, True),

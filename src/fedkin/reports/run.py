@@ -23,7 +23,17 @@ if TYPE_CHECKING:
 # Settings by which a partition makes clients.
 DIVISION = {
     f"partition.{key}"
-    for key in ("clients", "class_imbalance", "size_imbalance", "scheme", "mixes", "clusters", "group", "groups")
+    for key in (
+        "clients",
+        "class_imbalance",
+        "size_imbalance",
+        "scheme",
+        "mixes",
+        "clusters",
+        "labels_each",
+        "group",
+        "groups",
+    )
 }
 
 
