@@ -2,6 +2,7 @@
 
 reproduce.py        reproductions, described by the TOML files in reproductions/
 tables.py           their tables: results next to the paper's values
+milestones.py       a measure after some rounds, next to published values
 client_losses.py    a table of the loss at every client
 controls.py         tables of the control experiments, over seeds
 personal.py         tables of personal models, methods tuned alike
