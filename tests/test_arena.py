@@ -338,3 +338,14 @@ def test_the_page_has_the_search_spaces() -> None:
     """If it fails: python -m fedkin.arena.spaces docs/compare.md."""
     page = (Path(__file__).parents[1] / "docs" / "compare.md").read_text(encoding="utf-8")
     assert page == page_with_spaces(page)
+
+
+def test_fresh_repeats_all_trials(tmp_path: Path) -> None:
+    """Also those of few rounds, which are not judged twice."""
+    few = {**TINY, "rounds": 2, "algorithm": "fedavg"}
+    times: list[dict[Path, int]] = []
+    for fresh in (False, True):
+        compare(few, algorithms=["fedavg"], budget=Budget(1, 1), out=tmp_path, fresh=fresh)
+        times.append({path: path.stat().st_mtime_ns for path in tmp_path.glob("*/*/summary.json")})
+    assert len(times[0]) == 2 * 4
+    assert all(times[1][path] > written for path, written in times[0].items())

@@ -34,6 +34,10 @@ def test_tasks_give_the_same_folders(tmp_path: Path) -> None:
     there = run(GRID, out=tmp_path / "there", on="local")
     assert rounds(tmp_path / "there") == rounds(tmp_path / "here")
     assert len(rounds(tmp_path / "there")) == 4
+    marked = next((tmp_path / "there").glob("grid/*/summary.json"))
+    written = marked.stat().st_mtime_ns
+    run(GRID, out=tmp_path / "there", on="local", fresh=True)
+    assert marked.stat().st_mtime_ns > written
     for one, other in zip(here, there, strict=True):
         assert one.name == other.name
         assert one.summary["final_test_accuracy"] == other.summary["final_test_accuracy"]

@@ -147,10 +147,14 @@ def compare(
         for trials in tuning.trials.values():
             trials[:] = [Trial(one.settings) for one in trials]
 
+    first = fresh
+
     def losses(tables: list[Settings], until: int) -> list[float]:
+        nonlocal first
         phases.next(EARLY_TRIALS if until < rounds else LATE_TRIALS)
         grid = {**trial, "rounds": until, "algorithm": tables}
-        found = {_key(result.config): result.summary for result in run(grid, fresh and until < rounds)}
+        found = {_key(result.config): result.summary for result in run(grid, first)}
+        first = False  # the second call continues the runs of the first
         each = [plans({**common, **grid, "algorithm": [table]}, beside=beside)[0] for table in tables]
         return [_validation_loss(found[_key(plan.config.model_dump(mode="json", by_alias=True))]) for plan in each]
 

@@ -24,18 +24,19 @@ LOCAL = "local"  # the address of the cores of this machine
 
 
 def fill_folders(
-    address: str, units: Sequence[Sequence[Plan]], out: Path, data: Path | None, listener: Listener
+    address: str, units: Sequence[Sequence[Plan]], out: Path, data: Path | None, listener: Listener, fresh: bool = False
 ) -> None:
     """Carry out plans on Ray, a task for each unit, and put their folders where `run` would have put them.
 
     address  `local`, or that of a cluster, such as `auto` or `ray://head:10001`
+    fresh    whether to repeat what is there already
     """
     ray = _connected(address)
     try:
         task = ray.remote(num_cpus=1)(carry_out)
         waiting = {}
         for unit in units:
-            before = packed(out, [f"{plan.config.name}/{plan.name}" for plan in unit])
+            before = packed(out, [] if fresh else [f"{plan.config.name}/{plan.name}" for plan in unit])
             waiting[task.remote(list(unit), data and str(data.absolute()), before)] = unit
         total = len(waiting)
         listener.doing(f"{total} tasks on Ray")

@@ -176,7 +176,7 @@ def run_plans(
     listener.grid(len(todo))
     if on is not None:
         units = _units(todo) if fresh else _units([plan for plan in todo if not _has_ended(Path(out), plan)])
-        fill_folders(on, units, Path(out), Path(data) if data else None, listener)
+        fill_folders(on, units, Path(out), Path(data) if data else None, listener, fresh)
         fresh = False
     preparation = Preparation(Path(data) if data else None, listener)
     results: dict[str, Result] = {}
