@@ -28,6 +28,7 @@ from fedkin.reports.answer.scores import Score
 from fedkin.reports.answer.sentences import answer_of
 from fedkin.reports.curves import curves
 from fedkin.reports.runs import collect
+from fedkin.reports.selection import how_chosen
 from fedkin.types import Integers, Record
 
 TINY: dict[str, Any] = {
@@ -192,6 +193,14 @@ def test_the_report_has_a_row_for_each_method_with_its_trials(compared: Path) ->
     assert {one.tried for one in field.contenders} == {3}
     assert all("γ=" in one.setting and len(one.values) == 2 for one in field.contenders)
     assert {one.label for one in field.contenders if one.reference} == {"FedAvg, pooled"}
+
+
+def test_the_page_says_how_settings_were_chosen(compared: Path) -> None:
+    runs = collect(compared / "tiny-compared")
+    assert how_chosen(runs).startswith("Every method had 3 trials on one seed (after a fifth of the rounds")
+    assert how_chosen([replace(runs[0], folder=compared / "x" / "y")]).startswith(
+        "For each method and seed the setting"
+    )
 
 
 def test_trials_are_no_results(compared: Path) -> None:

@@ -20,7 +20,7 @@ from fedkin.reports.page.document import can_make_page, page_of
 from fedkin.reports.pages import write_pages
 from fedkin.reports.run import Run
 from fedkin.reports.runs import collect
-from fedkin.reports.selection import chosen_table
+from fedkin.reports.selection import chosen_table, how_chosen
 from fedkin.reports.tables import Cell, Table, escaped, text_cell
 
 
@@ -229,16 +229,16 @@ def _page(runs: Sequence[Run], compared: Table, chosen: Table | None) -> str:
         compared.markdown().rstrip("\n"),
         " ".join(notes),
         f"![Test {titles} and training loss over the rounds](curves.png)",
-        *(_section(chosen, measures_of(runs)) if chosen else []),
+        *(_section(runs, chosen, measures_of(runs)) if chosen else []),
     ]
     return "\n\n".join(filter(None, paragraphs)) + "\n"
 
 
-def _section(chosen: Table, measures: Sequence[Measure]) -> list[str]:
+def _section(runs: Sequence[Run], chosen: Table, measures: Sequence[Measure]) -> list[str]:
     """The runs chosen on validation, as paragraphs of the page."""
     titles, is_accuracy = " and ".join(measure.title for measure in measures), ACCURACY in measures
     notes = [
-        "For each method and seed, the run with the lowest loss on the clients' validation samples.",
+        f"{how_chosen(runs)}.",
         f"{titles.capitalize()} is that of the models that clients use (their own, or the global one) on their own "
         f"testing samples; worst tenth is its mean over the tenth of the clients with the "
         f"{'lowest' if is_accuracy else 'highest'}.",

@@ -98,6 +98,20 @@ def methods(runs: Sequence[Run]) -> list[Method]:
     return sorted(found, key=order)
 
 
+def how_chosen(runs: Sequence[Run]) -> str:
+    """How the settings of runs on one federation were chosen, in a sentence."""
+    record = json_object(runs[0].folder.parent / COMPARISON_FILE) if runs else None
+    if record is None:
+        return "For each method and seed the setting with the lowest loss on the clients' validation samples was chosen"
+    half = (
+        " (after a fifth of the rounds, the better half went on)" if record["early_rounds"] < record["rounds"] else ""
+    )
+    return (
+        f"Every method had {record['trials']} trials on one seed{half}; the setting with the lowest loss on the "
+        "clients' validation samples was run again on fresh seeds"
+    )
+
+
 def _compared(runs: Sequence[Run], entries: Sequence[Record]) -> list[Method]:
     """The methods of a comparison, as its file describes them."""
     by_name = {run.folder.name: run for run in runs if math.isfinite(run.validation_loss)}

@@ -14,6 +14,7 @@ from fedkin.reports.page.chart_data import client_columns, curve_columns, lines_
 from fedkin.reports.page.charts import Chart, client_chart, curve_chart, difference_chart, gain_chart, looks
 from fedkin.reports.page.kin_chart import kin_chart
 from fedkin.reports.run import Run
+from fedkin.reports.selection import how_chosen
 from fedkin.reports.tables import NEVER
 
 
@@ -149,10 +150,7 @@ def _note(ranking: Ranking, about: Field) -> Markup:
     gaps = [gap for gap in ranking.behind.values() if gap.has_interval]
     words = []
     if about.validated:
-        words.append(
-            "For each method and seed the setting with the lowest loss on the clients' validation samples was chosen; "
-            "the test samples were not used for it."
-        )
+        words.append(f"{how_chosen(about.runs)}; the test samples were not used for it.")
     if gaps and gaps[0].over == "seeds":
         words.append("Differences are taken seed by seed; intervals are t intervals over seeds.")
     elif gaps:
