@@ -1,9 +1,8 @@
 """A table of a measure after some rounds, next to published values: one row for each part and number of rounds."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from statistics import mean
-from typing import Any
 
 from fedkin.paper.controls import interval_cell
 from fedkin.paper.reproduce import Context, Output
@@ -36,9 +35,9 @@ def milestone_table(context: Context) -> Output:
     return Output(tables=(table,), spreadsheet=table, notes=notes)
 
 
-def values_after(runs: Sequence[Run], measure: str, rounds: int) -> Mapping[Any, float]:
+def values_after(runs: Sequence[Run], measure: str, rounds: int) -> dict[int, float]:
     """By seed, the measure in the last measured round up to a number of rounds."""
-    found = {}
+    found: dict[int, float] = {}
     for run in runs:
         number, values = run.series("round"), run.series(measure)
         known = [
