@@ -48,10 +48,15 @@ def by_pytorch(run: Simulation, net: nn.Module, client: int) -> Tensor:
     return nn.utils.parameters_to_vector(net.parameters()).detach()
 
 
+def bent() -> nn.Module:
+    """A network that is computed as a module."""
+    return nn.Sequential(nn.Linear(40, 6), nn.Tanh(), nn.Linear(6, 3))
+
+
 NETS: dict[str, tuple[Model, Any]] = {
     "softmax": (Softmax(40, 3), lambda: nn.Linear(40, 3)),
     "mlp": (MLP(40, 3, hidden=6), lambda: nn.Sequential(nn.Linear(40, 6), nn.ReLU(), nn.Linear(6, 3))),
-    "module": (Module(lambda: nn.Linear(40, 3), (40,), 3), lambda: nn.Linear(40, 3)),
+    "module": (Module(bent, (40,), 3), bent),
 }
 
 

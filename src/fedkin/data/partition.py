@@ -101,7 +101,8 @@ def _of_few_classes(pools: list[Integers], clients: int, each: int, b: float, rn
         holders = np.flatnonzero(has[:, k])
         if len(holders) > len(pool):
             raise BadInput(f"{len(holders)} clients cannot share {len(pool)} samples of a class: use fewer clients")
-        quotas = shares[holders] / shares[holders].sum() * len(pool)
+        mine = shares[holders] if shares[holders].sum() > 0 else np.ones(len(holders))  # 0 by rounding: all alike
+        quotas = mine / mine.sum() * len(pool)
         counts[holders, k] = without_zeros(largest_remainders(quotas, len(pool)))
     pools = [rng.permutation(pool) for pool in pools]
     return [rng.permutation(np.concatenate(of_client)) for of_client in assigned(pools, counts)]
