@@ -214,7 +214,7 @@ def test_a_report_needs_no_training_loss(compared: Path) -> None:
     runs = [
         replace(run, rounds={k: v for k, v in run.rounds.items() if k != "train_loss"}) for run in collect(compared)
     ]
-    assert [axes.get_ylabel() for axes in curves(runs).axes] == ["accuracy"]
+    assert [axes.get_ylabel() for axes in curves(runs).axes] == ["test accuracy of the clients' models"]
 
 
 class Stopped(Exception):  # noqa: N818 - what it stands for is no error
