@@ -33,6 +33,7 @@ from fedkin.experiments.rising import first_losses, growth_of, watched
 from fedkin.experiments.round_bar import round_bar
 from fedkin.experiments.rounds import is_evaluated, play
 from fedkin.experiments.trained import Trained
+from fedkin.files import json_object
 from fedkin.graph.similarity import SimilarityGraph, build_graph
 from fedkin.models import Model, build_model, loss_of
 from fedkin.types import Record
@@ -189,7 +190,9 @@ def run_plans(
 
 
 def _has_ended(out: Path, plan: Plan) -> bool:
-    return (out / plan.config.name / plan.name / "summary.json").exists()
+    """Whether a run has its result: of all its rounds, as it may have been begun with fewer."""
+    summary = json_object(out / plan.config.name / plan.name / "summary.json") or {}
+    return summary.get("status") == "diverged" or summary.get("rounds") == plan.config.rounds
 
 
 def _units(todo: Sequence[Plan]) -> list[list[Plan]]:
