@@ -3,6 +3,7 @@
 base.py       `Algorithm`: the hooks, with FedAvg as the default
 kin.py        Kin: FedKin that chooses by itself who is kin
 personal.py   `Alone`, `FineTuned`, `IFCA`, `Ditto`, `APFL`, `PFedMe`, `PerFedAvg`: a model for every client
+mixtures.py   `FedEM`: a mixture of shared models for every client
 multitask.py  `L2GD`, `FedU`, `MOCHA`, `FedAMP`, `CFL`: a model for every client, coupled at the server
 drift.py      `SCAFFOLD`, `FedNova`, `FedDyn`: one model, corrected for clients that drift apart
 selection.py  `PowerOfChoice`: clients sampled by their losses
@@ -10,6 +11,7 @@ server_optimizers.py  `FedAvgM`, `FedAdagrad`, `FedAdam`, `FedYogi`
 choosing.py   choices by validation losses, for all clients and for single ones
 kinship.py    who is kin, and averages of their models
 family.py     `FedAvg`, `FedProx`, `FedKin`, `FedSGD`
+averaging.py  how models are averaged: mean, median, trimmed mean, Krum
 rounds.py     `Round`: number, sampled clients, weights, graph and random numbers of a round
 rows.py       `ClientRows`: per-client state, at the server or at the clients
 local.py      `Local`: epochs, batches, L2 penalty and clipping of local training
@@ -19,6 +21,7 @@ search.py     where hyper-parameters are searched, and points there
 registry.py   algorithms by name or import path
 """
 
+from fedkin.algorithms.averaging import Averaging, Krum, Median, TrimmedMean, averaging_rule
 from fedkin.algorithms.base import (
     Algorithm,
     Gradient,
@@ -35,6 +38,7 @@ from fedkin.algorithms.family import FedAvg, FedKin, FedProx, FedSGD
 from fedkin.algorithms.kin import Kin
 from fedkin.algorithms.lanes import Lanes
 from fedkin.algorithms.local import Local
+from fedkin.algorithms.mixtures import FedEM
 from fedkin.algorithms.multitask import CFL, L2GD, MOCHA, FedAMP, FedU
 from fedkin.algorithms.personal import APFL, IFCA, Alone, Ditto, FineTuned, PerFedAvg, PFedMe, Tuning
 from fedkin.algorithms.registry import ALGORITHMS, algorithm_named, label_of, name_of
@@ -54,6 +58,7 @@ __all__ = [
     "SCAFFOLD",
     "Algorithm",
     "Alone",
+    "Averaging",
     "ClientRows",
     "Ditto",
     "FedAMP",
@@ -62,6 +67,7 @@ __all__ = [
     "FedAvg",
     "FedAvgM",
     "FedDyn",
+    "FedEM",
     "FedKin",
     "FedNova",
     "FedProx",
@@ -72,19 +78,23 @@ __all__ = [
     "Gradient",
     "Hyper",
     "Kin",
+    "Krum",
     "Lanes",
     "Local",
     "Losses",
+    "Median",
     "PFedMe",
     "PerFedAvg",
     "PowerOfChoice",
     "Round",
     "Schedule",
     "ServerState",
+    "TrimmedMean",
     "Tuning",
     "Vector",
     "Vectors",
     "algorithm_named",
+    "averaging_rule",
     "check_range",
     "label_of",
     "name_of",

@@ -18,6 +18,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
+import torch
 from scipy.sparse import csr_array
 from torch import Tensor
 
@@ -26,6 +27,7 @@ from fedkin.algorithms.rounds import Round
 from fedkin.algorithms.schedules import Schedule
 from fedkin.algorithms.search import Between, SearchSpace
 from fedkin.errors import BadInput
+from fedkin.graph.similarity import SimilarityGraph
 from fedkin.types import Integers, Record, Tensors
 
 Hyper = float | Schedule | Tensor  # within a round a float, or (L, 1, 1): one value per lane
@@ -52,6 +54,10 @@ class Losses(Protocol):
 
     def __call__(self, models: Tensor) -> Tensor:
         """Loss of every sample under its client's model: (…, m, P) → (…, m, n), padded with 0 for smaller clients."""
+
+    @property
+    def samples(self) -> Tensor:
+        """Number of samples of each client, (m, 1)."""
 
     def mean(self, models: Tensor) -> Tensor:
         """Mean loss fᵢ of each client's model: (…, m, P) → (…, m, 1)."""
@@ -123,6 +129,10 @@ class Algorithm:
         """The local training of a round, given the configured one."""
         return local
 
+    def caution(self, local: Local) -> str | None:
+        """What to say before the first round if this local training is known not to suit the algorithm; else None."""
+        return None
+
     # -- at the server -------------------------------------------------------------------------------------------------
 
     def start(self, model: Tensor, round: Round) -> ServerState:
@@ -155,6 +165,21 @@ class Algorithm:
     def combine(self, server: ServerState, replies: Tensors, round: Round) -> ServerState:
         """The next server state from the replies (…, m, q): w̄ ← Σ pᵢ wᵢ with p = `round.weights`."""
         return {"model": round.average(replies["model"])}
+
+    def needs_only_average(self, graph: SimilarityGraph) -> bool:
+        """Whether the server uses `round.average(replies["model"])` and nothing else of what clients send.
+
+        Robust aggregation, noise at the server and secure aggregation work for such algorithms. One that overrides
+        `combine` and keeps to it overrides this, too.
+        """
+        kind = type(self)
+        return self.sends_only_model and kind.combine is Algorithm.combine
+
+    @property
+    def sends_only_model(self) -> bool:
+        """Whether clients send their models and nothing else: also no losses by which they are selected."""
+        kind = type(self)
+        return kind.reply is Algorithm.reply and kind.select is Algorithm.select
 
     def exchanges(self, round: Round) -> tuple[bool, bool]:
         """Whether clients need what the server sends in a round, and whether the server needs their replies.
@@ -191,7 +216,9 @@ class Algorithm:
         memory    the client's state as vectors
         gradient  `gradient(v)` is ∇fᵢ(v) on the current batch, with L2 penalty and clipping; it may be evaluated at
                   any point and more than once. `gradient(v, 1)` is that on the client's next batch (after the last,
-                  the first); a step that asks for it runs on plain parameters
+                  the first); a step that asks for it runs on plain parameters. `gradient(v, weights=q)` multiplies
+                  the loss of each sample by its weight: q is one of `got` and `memory`, (…, m, n) with a column for
+                  each sample, as in `losses`; such steps are not compiled
 
         Returns the new w and the new memory. Vectors must not be changed in place. Steps that only use + and − of
         vectors and × and ÷ by scalars run in the faster spaces of the engine.
@@ -209,8 +236,16 @@ class Algorithm:
     # -- personal models -----------------------------------------------------------------------------------------------
 
     def own(self, got: Tensors, memory: Tensors) -> Tensor:
-        """The personal model of each client, (…, m, P), from what `send` gives it now and what it keeps."""
+        """The personal model of each client, (…, m, P), from what `send` gives it now and what it keeps.
+
+        If it is a mixture of M models (`mixture`), these and their shares side by side, (…, m, M·P + M).
+        """
         return got["model"]
+
+    @property
+    def mixture(self) -> int:
+        """M, the number of models whose predictions a client mixes; 1 if it uses a single one."""
+        return 1
 
     def adaptation(self, local: Local) -> tuple["Algorithm", Local] | None:
         """Fine-tuning of the personal model before use: an algorithm and its local training, or None."""
@@ -259,6 +294,7 @@ class NoSamples:
     def __call__(self, models: Tensor) -> Tensor:
         return models.new_zeros(*models.shape[:-1], 1)
 
+    samples = torch.ones(1, 1)
     mean = __call__
 
     def held_out(self, models: Tensor) -> Tensor:

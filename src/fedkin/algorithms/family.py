@@ -29,6 +29,7 @@ from fedkin.algorithms.rounds import Round
 from fedkin.algorithms.rows import ClientRows
 from fedkin.algorithms.search import Between
 from fedkin.errors import BadInput
+from fedkin.graph.similarity import SimilarityGraph
 from fedkin.types import Tensors
 
 
@@ -86,6 +87,14 @@ class FedKin(Algorithm):
     def is_personal(self) -> bool:
         return not _is(self.kappa, 0.0)
 
+    def caution(self, local: Local) -> str | None:
+        if local.optimizer == "sgd" or _is(self.beta, 1.0):
+            return None
+        return (
+            f"beta below 1 with {local.optimizer}: clients go far within a round, and overshoot their minimum by up to "
+            "1/beta: set beta = 1, or local.optimizer = 'sgd'"
+        )
+
     def start(self, model: Tensor, round: Round) -> ServerState:
         server: ServerState = {"model": model, "models": ClientRows(model)}  # no models yet: every u starts as w̄
         return {**server, **no_directions(model, round.clients)} if self._learns else server
@@ -106,6 +115,10 @@ class FedKin(Algorithm):
         u = got.get("anchor", got["model"])
         pull = self.alpha * (w - got["model"])
         return w - self.step_size * (gradient(self.beta * w + (1 - self.beta) * u) + pull), memory
+
+    def needs_only_average(self, graph: SimilarityGraph) -> bool:
+        """Without edges there is no kin, and the models that the server keeps are not used."""
+        return self.sends_only_model and self.kin == "graph" and not graph.has_edges
 
     def combine(self, server: ServerState, replies: Tensors, round: Round) -> ServerState:
         kept = server["models"] if self.absent == "last" else ClientRows(server["model"])

@@ -23,6 +23,7 @@ from fedkin.algorithms.rounds import Round
 from fedkin.algorithms.search import Between, OneOf
 from fedkin.algorithms.server_optimizers import beyond
 from fedkin.errors import BadInput
+from fedkin.graph.similarity import SimilarityGraph
 from fedkin.types import Tensors
 
 
@@ -41,6 +42,10 @@ class Alone(Algorithm):
 
     def reply(self, w: Tensor, got: Tensors, memory: Tensors, steps: Tensor) -> tuple[Tensors, Tensors]:
         return {"model": w}, {"own": w}
+
+    @property
+    def sends_only_model(self) -> bool:
+        return True  # not even that
 
     def own(self, got: Tensors, memory: Tensors) -> Tensor:
         return memory["own"]
@@ -171,7 +176,10 @@ class Ditto(Algorithm):
 class APFL(Algorithm):
     """FedAvg for x; a client uses v̄ = a v + (1−a) x, with v ← v − γ a ∇fᵢ(a v + (1−a) w) (Deng et al. 2020).
 
-    w is the client's copy of the global model, which takes its own steps w ← w − γ ∇fᵢ(w).
+    w is the client's copy of the global model, which takes its own steps w ← w − γ ∇fᵢ(w), as in Algorithm 1 of the
+    publication: the global model is that of FedAvg, whatever the shares. (With both stepped by the gradient at v̄, as
+    the rule is told at times, the global model would depend on what clients keep to themselves.) Both gradients are at
+    the models before the step; the authors' code takes that at v̄ after w has moved.
 
     share     a in [0, 1]; 0 is FedAvg
     adaptive  whether each client adapts its a in every step, a ← a − γ ⟨v − w, ∇fᵢ(v̄)⟩, limited to [0, 1]. It takes an
@@ -254,6 +262,9 @@ class PFedMe(Algorithm):
         for _ in range(self.inner_steps):
             theta = theta - self.inner_step * (gradient(theta) + self.pull * (theta - w))
         return w - self.step_size * self.pull * (w - theta), {"own": theta}
+
+    def needs_only_average(self, graph: SimilarityGraph) -> bool:
+        return self.sends_only_model and not self.aggregated
 
     def combine(self, server: ServerState, replies: Tensors, round: Round) -> ServerState:
         models = replies["model"]

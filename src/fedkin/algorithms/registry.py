@@ -7,6 +7,7 @@ from fedkin.algorithms.base import Algorithm
 from fedkin.algorithms.drift import SCAFFOLD, FedDyn, FedNova
 from fedkin.algorithms.family import FedAvg, FedKin, FedProx, FedSGD
 from fedkin.algorithms.kin import Kin
+from fedkin.algorithms.mixtures import FedEM
 from fedkin.algorithms.multitask import CFL, L2GD, MOCHA, FedAMP, FedU
 from fedkin.algorithms.personal import APFL, IFCA, Alone, Ditto, FineTuned, PerFedAvg, PFedMe
 from fedkin.algorithms.schedules import Schedule
@@ -42,6 +43,7 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "mocha": MOCHA,
     "cfl": CFL,
     "fedamp": FedAMP,
+    "fedem": FedEM,
 }
 LABELS = {"powerofchoice": "Power-of-Choice", "pfedme": "pFedMe", "perfedavg": "Per-FedAvg"}
 

@@ -4,9 +4,9 @@ import zlib
 from dataclasses import dataclass, replace
 
 import numpy as np
-import torch
 from torch import Tensor
 
+from fedkin.algorithms.averaging import MEAN, Averaging
 from fedkin.graph.similarity import SimilarityGraph
 from fedkin.types import Floats, Integers
 
@@ -32,6 +32,7 @@ class Round:
     take_part  M, number of clients to sample (None: all)
     seed       seed of the run
     shares     weights of all clients, (C,), not normalised (None: equal); 0 for newcomers, which are nobody's kin
+    rule       how models are averaged
     """
 
     number: int
@@ -42,14 +43,14 @@ class Round:
     take_part: int | None = None
     seed: int = 0
     shares: Floats | None = None
+    rule: Averaging = MEAN
 
     def __len__(self) -> int:
         return len(self.who)
 
     def average(self, values: Tensor) -> Tensor:
-        """Weighted average Σ pᵢ xᵢ over the clients: (…, m, q) → (…, 1, q)."""
-        p = torch.as_tensor(self.weights, dtype=values.dtype, device=values.device)
-        return (p @ values).unsqueeze(-2)
+        """Average over the clients by the rule of the run, Σ pᵢ xᵢ unless it has another: (…, m, q) → (…, 1, q)."""
+        return self.rule(values, self.weights)
 
     def spread(self, value: Tensor) -> Tensor:
         """The same row for every client, as a view: (…, 1, q) → (…, m, q)."""
@@ -64,4 +65,4 @@ class Round:
 
     def of(self, who: Integers, weights: Floats) -> "Round":
         """The same round with other clients; their weights are normalised to sum to 1."""
-        return replace(self, who=who, weights=weights / weights.sum())
+        return replace(self, who=who, weights=weights / weights.sum() if len(who) else weights)

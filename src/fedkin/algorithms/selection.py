@@ -24,8 +24,9 @@ class PowerOfChoice(FedAvg):
                 when they were last sampled, of the model they received then, which takes no further message. A client
                 that was never sampled counts as the one with the largest loss.
 
-    All clients are sampled if M is not given: then it is FedAvg. Its runs are not executed together, as they select
-    different clients.
+    All clients are sampled if M is not given: then it is FedAvg. Runs are executed one after another, not as lanes:
+    these share the sampled clients and their batches, while here each run selects clients of its own. Were all clients
+    that any of L lanes selects to work in every lane, it could be L times the work.
     """
 
     candidates: int = 0

@@ -9,6 +9,7 @@ from torch import Tensor
 from fedkin.algorithms.base import Algorithm, Hyper, ServerState, check_range
 from fedkin.algorithms.rounds import Round
 from fedkin.algorithms.search import Between
+from fedkin.graph.similarity import SimilarityGraph
 from fedkin.types import Tensors
 
 
@@ -25,6 +26,9 @@ class ServerOptimizer(Algorithm):
     @abstractmethod
     def direction(self, update: Tensor, server: ServerState) -> tuple[Tensor, ServerState]:
         """The direction d, and the state of the optimizer after it."""
+
+    def needs_only_average(self, graph: SimilarityGraph) -> bool:
+        return self.sends_only_model
 
     def combine(self, server: ServerState, replies: Tensors, round: Round) -> ServerState:
         average = round.average(replies["model"])

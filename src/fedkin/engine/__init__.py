@@ -1,6 +1,9 @@
 """The engine: simulates the rounds of a federation for any algorithm.
 
 simulation.py  `Simulation`, `State`: a run and its state after a round
+privacy.py     `Privacy`: uploads that are clipped and get noise
+accounting.py  what noise is worth: ε of a run
+aggregation.py for which algorithms rules of aggregation hold
 local_work.py  the loop over local steps
 cohorts.py     `Cohort`: clients that are processed together, and the space of their steps
 optimizers.py  momentum, Adam and weight decay at the clients

@@ -7,17 +7,20 @@ import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from fedkin.algorithms.local import Local
 from fedkin.engine.spaces.fused import Fused
-from fedkin.engine.spaces.plain import Plain
+from fedkin.engine.spaces.plain import Plain, is_run
 from fedkin.engine.spaces.samples import FEW, Samples
 from fedkin.engine.spaces.script import Player
 from fedkin.models import MLP, CrossEntropy, Layered, Linear, Logistic, Model, Module, Squared
+from fedkin.types import Integers
 
 # Maximum size of a cohort's working set, in float32 numbers, so that it stays in the cache: batches of samples in a
 # core's own cache, Gram matrices in its share of the common cache.
@@ -27,6 +30,9 @@ GRAM_NUMBERS = 2 << 20
 # Compiled steps are loaded if a round takes more than MUCH multiplications: the loading takes longer than many shorter
 # rounds. A compiled cohort of small clients takes about CALL multiplications, so that Python's part is small.
 MUCH, CALL = 2e8, 3e7
+
+# PyTorch's threads take longer to meet than they save below so many multiplications in a step.
+LONG_STEP = 5e7
 
 # Compiled steps read sixteen features at a time. In sample space they need at least three rows, one for each lane and
 # each class but the last.
@@ -63,6 +69,8 @@ class Steps:
 
     linear     whether a step only computes linear combinations of vectors and gradients
     tracks     whether each vector that changes takes one gradient per step, at a point of its own
+    gradients  number of gradients per step
+    alike      whether all samples of a batch have the same weight
     lanes      number of runs that are executed together
     returning  whether all rounds have the same clients
     repeated   whether all rounds have the same batches
@@ -73,6 +81,8 @@ class Steps:
     device: torch.device
     linear: bool
     tracks: bool
+    gradients: int
+    alike: bool
     lanes: int
     returning: bool
     repeated: bool
@@ -93,7 +103,7 @@ class Steps:
         if compiled is None:
             return {n: Samples if pay[n] else Fused for n in pay}
         in_samples, on_parameters = compiled
-        if not (self.returning and self.repeated) or self.local.clip is not None:
+        if not (self.tracks and self.returning and self.repeated) or self.local.clip is not None:
             return dict.fromkeys(pay, on_parameters)
         softmax = isinstance(model, Linear) and isinstance(model.loss, CrossEntropy)
         softmax = softmax and self.lanes * (model.outputs - 1) >= FEWEST_ROWS
@@ -102,13 +112,13 @@ class Steps:
 
     def _compilable(self, sizes: Sequence[int]) -> bool:
         """Whether compiled steps support these steps and are worth loading."""
-        if not isinstance(self.model, Linear | MLP) or self.device.type != "cpu" or not self.tracks:
+        if not isinstance(self.model, Linear | MLP) or self.device.type != "cpu" or not self.alike:
             return False
         if self.model.features < FEWEST_FEATURES or type(self.model.loss) not in (CrossEntropy, Logistic, Squared):
             return False
         first = self.model.first
-        work = sum(cost(self.local, n, first.inputs, in_samples=False) for n in sizes) * first.outputs * self.lanes
-        return work > MUCH
+        work = sum(cost(self.local, n, first.inputs, in_samples=False) for n in sizes) * first.outputs
+        return work * self.lanes * self.gradients > MUCH
 
 
 @cache
@@ -136,12 +146,14 @@ class Cohort:
     space   space of the local steps
     steps   number of steps of the client with the most samples
     cost    estimated number of multiplications
+    long_steps  whether an operation of a step is worth sharing among cores
     """
 
     places: NDArray[np.int64]
     space: Where
     steps: int
     cost: float
+    long_steps: bool = True
 
 
 def cohorts_of(sizes: Sequence[int], features: int, steps: Steps) -> Iterator[Cohort]:
@@ -153,16 +165,20 @@ def cohorts_of(sizes: Sequence[int], features: int, steps: Steps) -> Iterator[Co
     def gathered() -> Cohort:
         most = sizes[group[0]]
         work = len(group) * cost(local, most, features, issubclass(spaces[most], Samples))
-        return Cohort(np.array(group), spaces[most], local.count(most), work)
+        # Of a module nobody knows how often its parameters are used.
+        long = not outputs or len(group) * local.width(most) * model.size > LONG_STEP
+        return Cohort(np.array(group), spaces[most], local.count(most), work, long)
 
     def room(most: int, n: int, place: int) -> int:
         """Maximum number of clients, if the first has the most samples and the next has n."""
         if isinstance(model, Module) and not model.stacks(local.width(most)):
             return 1  # so that threads share the clients
         if issubclass(spaces[most], Plain):
-            return BATCH_NUMBERS // (local.width(most) * features)
+            fit = max(1, BATCH_NUMBERS // (local.width(most) * features))
+            left = len(sizes) - grouped
+            return -(-left // -(-left // fit))  # of equal size: threads share the cohorts
         if not issubclass(spaces[most], Samples):  # compiled on parameters
-            work = cost(local, most, features, in_samples=False) * outputs * steps.lanes
+            work = cost(local, most, features, in_samples=False) * outputs * steps.lanes * steps.gradients
             return int(CALL / work) if local.count(n) == local.count(most) else 1
         # In sample space the batches must have the same positions at all clients, which requires padding.
         aligned = local.order == "fixed" and not local.steps
@@ -172,11 +188,23 @@ def cohorts_of(sizes: Sequence[int], features: int, steps: Steps) -> Iterator[Co
             aligned = n == most and place == group[-1] + 1
         return GRAM_NUMBERS // (most**2 + 3 * most * outputs) if aligned else 1
 
+    grouped = 0
     for place in np.argsort([-n for n in sizes], kind="stable").tolist():
         n = sizes[place]
         # Sizes are descending, so the first client of a group has the most samples and the largest batch.
         if group and (len(group) >= room(sizes[group[0]], n, place) or spaces[n] is not spaces[sizes[group[0]]]):
             yield gathered()
+            grouped += len(group)
             group = []
         group.append(place)
     yield gathered()
+
+
+def as_slice(places: Integers) -> Any:
+    """Consecutive positions as a slice, others unchanged."""
+    return slice(int(places[0]), int(places[-1]) + 1) if is_run(places) else places
+
+
+def at_places(value: Tensor, places: Any, count: int) -> Tensor:
+    """Rows of the clients in these positions; a view if all rows are the same (stride 0), as for w̄."""
+    return value[..., :count, :] if value.stride(-2) == 0 else value[..., places, :]

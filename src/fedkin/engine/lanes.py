@@ -1,4 +1,4 @@
-"""Lanes: runs that differ only in hyper-parameters, λ or clipping, executed together.
+"""Lanes: runs that differ only in hyper-parameters, λ, clipping or noise, executed together.
 
 Lanes share the data, the batches, the sampled clients and the graph. The hooks broadcast over the hyper-parameters
 (`fedkin.algorithms.lanes`). The products of all lanes with the same samples are one product with more rows: four lanes
@@ -15,6 +15,7 @@ import torch
 from fedkin.algorithms import ClientRows, Lanes, Local
 from fedkin.algorithms.base import Algorithm
 from fedkin.algorithms.lanes import lane_key, side_by_side
+from fedkin.engine.privacy import stacked_privacy
 from fedkin.engine.simulation import Simulation, State
 from fedkin.engine.traffic import lane_parts
 
@@ -28,7 +29,8 @@ def key(simulation: Simulation) -> tuple[Any, ...] | None:
     if algorithm is None:
         return None
     shared = replace(simulation.local, l2=0.0, clip=None)
-    return (*algorithm, shared, simulation.take_part, simulation.seed, simulation.stacked)
+    server = simulation.aggregate, simulation.privacy and simulation.privacy.where
+    return (*algorithm, shared, simulation.take_part, simulation.seed, simulation.stacked, *server)
 
 
 def together(simulations: Sequence[Simulation]) -> Simulation:
@@ -38,7 +40,8 @@ def together(simulations: Sequence[Simulation]) -> Simulation:
         return first
     given = [simulation.algorithm for simulation in simulations if isinstance(simulation.algorithm, Algorithm)]
     algorithm = Lanes([_general(simulation) for simulation in simulations], given)
-    return replace(first, algorithm=algorithm, local=_locals([s.local for s in simulations]))
+    privacy = stacked_privacy([simulation.privacy for simulation in simulations])
+    return replace(first, algorithm=algorithm, local=_locals([s.local for s in simulations]), privacy=privacy)
 
 
 def _general(simulation: Simulation) -> Algorithm:

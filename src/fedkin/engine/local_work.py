@@ -102,6 +102,10 @@ class SampleLosses:
             out[..., place, : losses.shape[-1]] = losses
         return out
 
+    @property
+    def samples(self) -> Tensor:
+        return self.clients.x.new_tensor(self.clients.sizes[self.who]).unsqueeze(-1)
+
     def mean(self, models: Tensor) -> Tensor:
         each = [self._of(models, place).mean(-1) for place in range(len(self.who))]
         return torch.stack(each, dim=-1).unsqueeze(-1)
@@ -121,3 +125,8 @@ class SampleLosses:
                 found[..., place, 1] = each[..., 1::2].mean(-1) if samples > 1 else each[..., 0]
                 found[..., place, 2] = samples
         return found
+
+
+def torch_seed(*parts: int) -> int:
+    """One seed for PyTorch from several numbers."""
+    return int(np.random.SeedSequence(parts).generate_state(1, np.uint64)[0] >> np.uint64(1))

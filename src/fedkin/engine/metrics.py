@@ -1,6 +1,6 @@
 """Measurements after every round: loss and main measure at all clients."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedkin.data.federation import Clients, Federation
 from fedkin.data.measure import Measure
-from fedkin.engine.threads import on_threads, threads_for
+from fedkin.engine.threads import Item, on_threads, one_core, threads_for
 from fedkin.models import Model
 from fedkin.types import Integers
 
@@ -47,12 +47,16 @@ def each_measured(model: Model, w: Tensor, clients: Clients, rows: slice) -> Ten
         return torch.stack([model.loss.each(z, y), model.loss.measured(z, y)]).cpu()
 
 
-def evaluating_threads(model: Model, w: Tensor, samples: int) -> int:
-    """Number of threads that share the evaluation of models w (…, P) on so many samples each.
+def evaluated(work: Callable[[Item], object], items: Sequence[Item], model: Model, w: Tensor, samples: int) -> None:
+    """Call a function with every item, which together evaluate models w (…, P) on so many samples each.
 
-    An evaluation that takes less time than starting threads is left to PyTorch.
+    Threads share it, unless it takes less time than to start them.
     """
-    return threads_for(model, w.device) if w.numel() * samples > MUCH else 1
+    if w.numel() * samples > MUCH:
+        on_threads(work, items, threads_for(model, w.device))
+    else:
+        with one_core():
+            on_threads(work, items, threads=1)
 
 
 @dataclass(frozen=True)
@@ -92,7 +96,7 @@ def score(model: Model, w: Tensor, clients: Clients, l2: Sequence[float] = (0.0,
     def work(rows: slice) -> None:
         measured[..., rows] = each_measured(model, w, clients, rows)
 
-    on_threads(work, spans_of(model, clients, slice(0, samples)), evaluating_threads(model, w, samples))
+    evaluated(work, spans_of(model, clients, slice(0, samples)), model, w, samples)
     loss, value = measured.double().numpy()
     starts, sizes = clients.offsets[:-1], clients.sizes
     penalties = np.array(l2) / 2 * (w.double() ** 2).sum(dim=1).cpu().numpy()

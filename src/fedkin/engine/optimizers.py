@@ -93,7 +93,7 @@ def check_optimizer(algorithm: Algorithm | Lanes, local: Local) -> None:
     usual = local.optimizer == "sgd" and is_zero(local.weight_decay)
     if one.plain_steps and not usual:
         raise BadInput(
-            f"{type(one).__name__} computes with the lengths of its own steps, which another optimizer or weight decay "
+            f"{type(one).__name__} counts on steps of its own, which another optimizer or weight decay "
             "changes: set local.optimizer = 'sgd' and local.weight_decay = 0"
         )
 

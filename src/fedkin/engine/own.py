@@ -1,6 +1,7 @@
 """Measurements of the models that clients use, each on samples of its own client."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -8,9 +9,8 @@ from scipy.sparse import csr_array, vstack
 
 from fedkin.algorithms import Round, ServerState, Tuning
 from fedkin.data.federation import Clients
-from fedkin.engine.metrics import Scores, each_measured, evaluating_threads, score, spans_of
+from fedkin.engine.metrics import Scores, each_measured, evaluated, score, spans_of
 from fedkin.engine.simulation import Simulation, State
-from fedkin.engine.threads import on_threads
 from fedkin.types import Integers, Record
 
 # Number of clients whose models are in memory at once.
@@ -72,7 +72,7 @@ def own_scores(
     simulation: Simulation, state: State, parts: dict[str, Clients], tuning: Tuning | None = None
 ) -> dict[str, list[Scores]]:
     """Loss and main measure of every client's model on its own samples, for each part and lane."""
-    model, everyone = simulation.computed_model, len(simulation.federation.train)
+    model, everyone = simulation.used_model, len(simulation.federation.train)
     lanes = state.model.numel() // state.model.shape[-1]
     found = {name: torch.zeros(2, lanes, everyone, dtype=torch.float64, device="cpu") for name in parts}
     for who, models in models_of(simulation, state, tuning=tuning):
@@ -85,7 +85,7 @@ def own_scores(
                 found[name][..., client] = torch.cat(each, dim=-1).double().mean(-1)
 
         samples = max(int(clients.sizes[who].mean()) for clients in parts.values())
-        on_threads(work, range(len(who)), evaluating_threads(model, models, samples))
+        evaluated(work, range(len(who)), model, models, samples)
     return {
         name: [
             Scores(loss, value, parts[name].sizes, model.loss.measure) for loss, value in values.transpose(0, 1).numpy()
@@ -118,7 +118,7 @@ def kin_graph(simulation: Simulation, state: State) -> csr_array | None:
 
 
 def own_model(simulation: Simulation, state: State, client: int) -> torch.Tensor:
-    """The personal model of one client, (P,); of a single lane."""
+    """What one client uses, (P,); of a single lane."""
     ((_, models),) = models_of(simulation, state, only=client)
     return models[0, 0]
 
@@ -126,10 +126,11 @@ def own_model(simulation: Simulation, state: State, client: int) -> torch.Tensor
 def models_of(
     simulation: Simulation, state: State, only: int | None = None, tuning: Tuning | None = None
 ) -> Iterator[tuple[Integers, torch.Tensor]]:
-    """Models that clients use in blocks of clients: client indices (m,) and models (L, m, P). Newcomers come last.
+    """What clients use in blocks of clients: client indices (m,) and models (L, m, P). Newcomers come last.
 
-    They are personal ones or the global one, after fine-tuning if there is `tuning`. A newcomer has kept nothing from
-    earlier rounds. If the algorithm needs that, the newcomer works one round first.
+    They are personal ones or the global one, after fine-tuning if there is `tuning`, and parameters of the simulation's
+    `used_model`. A newcomer has kept nothing from earlier rounds. If the algorithm needs that, the newcomer works one
+    round first.
     """
     algorithm = simulation.algorithm.at(state.round)
     for round, server, new in _blocks(simulation, state, only):
@@ -143,7 +144,8 @@ def models_of(
         if tuning is not None:
             adaptations.append(tuning.of(algorithm.step_size, simulation.local))
         for other, local in filter(None, adaptations):
-            replies, _, _ = simulation.work(other, local, round, {"model": models}, {})
+            tuned = replace(simulation, model=simulation.used_model) if algorithm.mixture > 1 else simulation
+            replies, _, _ = tuned.work(other, local, round, {"model": models}, {})
             models = replies["model"]
         yield round.who, models if models.dim() == 3 else models[None]
 

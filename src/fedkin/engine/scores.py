@@ -136,7 +136,7 @@ def predictions(simulation: Simulation, state: State, tuning: Tuning | None = No
     wanted = {"own": None} if simulation.algorithm.at(state.round).is_personal else {}
     for which, how in (wanted | ({"tuned": tuning} if tuning is not None else {})).items():
         pieces = [
-            (model.scores(models[:, place], clients.x[rows := clients.rows(client)])[0], rows)
+            (simulation.used_model.scores(models[:, place], clients.x[rows := clients.rows(client)])[0], rows)
             for who, models in models_of(simulation, state, tuning=how)
             for place, client in enumerate(who.tolist())
         ]

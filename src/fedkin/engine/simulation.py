@@ -17,32 +17,37 @@ import torch
 from torch import Tensor
 
 from fedkin.algorithms import Algorithm, ClientRows, Lanes, Local, Round, ServerState, trial
+from fedkin.algorithms.averaging import MEAN, Averaging
 from fedkin.algorithms.base import row_bytes
 from fedkin.algorithms.rounds import PURPOSES
 from fedkin.buffers import room
 from fedkin.data.federation import Federation
-from fedkin.engine.cohorts import Cohort, Steps, Where, cohorts_of
+from fedkin.engine.accounting import Release
+from fedkin.engine.aggregation import check_aggregation
+from fedkin.engine.cohorts import Cohort, Steps, Where, as_slice, at_places, cohorts_of
 from fedkin.engine.local_work import (
     SampleLosses,
     batches_of_client,
     order_of_client,
     script_of,
     take_steps,
+    torch_seed,
     two_steps,
     without_roots,
 )
 from fedkin.engine.optimizers import check_optimizer, refuse_adam
+from fedkin.engine.privacy import Privacy, check_privacy
 from fedkin.engine.spaces.fused import Fused
-from fedkin.engine.spaces.plain import Plain, is_run
+from fedkin.engine.spaces.plain import Plain
 from fedkin.engine.spaces.prepared import prepare
 from fedkin.engine.spaces.samples import Samples
 from fedkin.engine.spaces.script import Player, Script
-from fedkin.engine.threads import on_threads, threads_for
+from fedkin.engine.threads import on_threads, one_core, threads_for
 from fedkin.engine.traffic import Traffic, lane_traffic
 from fedkin.errors import BadInput
 from fedkin.graph.similarity import SimilarityGraph
 from fedkin.memory import check_memory
-from fedkin.models import Layered, Model, Module, seeded
+from fedkin.models import Layered, Mixture, Model, Module, seeded
 from fedkin.types import Floats, Integers, Tensors
 
 
@@ -75,6 +80,8 @@ class Simulation:
 
     weights    p, averaging weights of all clients, (C,); renormalised over the sampled clients
     take_part  M, number of clients sampled per round (None: all)
+    aggregate  how the server averages models
+    privacy    how uploads are clipped and get noise (None: they are not)
     stacked    False processes one client at a time in `Plain`: the slow reference for tests
     """
 
@@ -87,6 +94,8 @@ class Simulation:
     take_part: int | None = None
     seed: int = 0
     stacked: bool = True
+    aggregate: Averaging = MEAN
+    privacy: Privacy | None = None
     # Caches of earlier rounds; `dataclasses.replace` begins with empty ones.
     _kept: dict[bytes, Samples] = field(default_factory=dict, init=False, repr=False, compare=False)
     _scripts: list[Script] = field(default_factory=list, init=False, repr=False, compare=False)
@@ -101,6 +110,10 @@ class Simulation:
             lanes = len(self.algorithm) if isinstance(self.algorithm, Lanes) else 1
             check_memory(lanes * (1 + (self.take_part or clients)) * self.model.size)
         check_optimizer(self.algorithm, self.local)
+        for member in self.algorithm.given if isinstance(self.algorithm, Lanes) else (self.algorithm,):
+            check_aggregation(self.aggregate, member, self.graph, self.take_part or clients)
+            weights, sizes = self.weights[self.trained_clients], self.federation.train.sizes[self.trained_clients]
+            check_privacy(self.privacy, self.aggregate, member, self.graph, weights, sizes)
 
     @property
     def computed_model(self) -> Model:
@@ -112,9 +125,15 @@ class Simulation:
         return self.model if dense is None else dense
 
     @property
+    def used_model(self) -> Model:
+        """The model that clients use, as a function of what `Algorithm.own` gives: a mixture, if they mix several."""
+        count = self.algorithm.at(0).mixture
+        return self.computed_model if count == 1 else Mixture(self.computed_model, count)
+
+    @property
     def all_sampled(self) -> bool:
         """Whether all clients are sampled in every round."""
-        return self.take_part is None or self.take_part == len(self.trained_clients)
+        return self.rate == 1
 
     @property
     def trained_clients(self) -> Integers:
@@ -125,6 +144,10 @@ class Simulation:
     def device(self) -> torch.device:
         """The device of the samples and the computation."""
         return self.federation.train.x.device
+
+    def caution(self) -> str | None:
+        """What to say before the first round of a single run, if the local training does not suit the algorithm."""
+        return None if isinstance(self.algorithm, Lanes) else self.algorithm.caution(self.local)
 
     def start(self) -> State:
         """Initial state."""
@@ -139,13 +162,49 @@ class Simulation:
         algorithm = self.algorithm.at(state.round)
         asked: list[Tensor] = []
         round = self.sampled(algorithm, state, asked)
+        if not len(round):
+            return self._without_clients(algorithm, state)
         got = self.sent(algorithm, state, round)
         memory = {name: rows.at(round.who) for name, rows in state.memory.items()}
         replies, kept, spaces = self.work(algorithm, algorithm.work(self.local), round, got, memory)
         memory = {name: state.memory[name].updated(round.who, value) for name, value in kept.items()}
-        server = algorithm.combine(state.server, replies, round)
+        server = algorithm.combine(state.server, self._protected(replies, got, round), round)
         traffic = self._exchanged(state, round, got, replies, asked)
         return State(server, {**state.memory, **memory}, state.round + 1, spaces, traffic)
+
+    @property
+    def expected(self) -> int:
+        """M, the number of clients that are sampled in a round, on average."""
+        return self.take_part or len(self.trained_clients)
+
+    @property
+    def rate(self) -> float:
+        """q, the share of the clients that are sampled in a round, on average."""
+        return self.expected / len(self.trained_clients)
+
+    def _protected(self, replies: Tensors, got: Tensors, round: Round) -> Tensors:
+        """The replies as the server may use them."""
+        if self.privacy is None:
+            return replies
+        return {**replies, "model": self.privacy.uploads(replies["model"], got["model"], round, self.expected)}
+
+    def _without_clients(self, algorithm: Algorithm, state: State) -> State:
+        """A round whose Poisson sample is empty: the sum of no updates, and the noise."""
+        model, one = state.server["model"], self.available(state.round).of(self.trained_clients[:1], np.ones(1))
+        replies = self._protected({"model": model}, {"model": model}, one)
+        traffic = (Traffic(0, 0, 0),) * (len(model) if model.dim() == 3 else 1)
+        return State(algorithm.combine(state.server, replies, one), state.memory, state.round + 1, {}, traffic)
+
+    def releases(self, rounds: int, lane: int = 0) -> list[Release]:
+        """What a lane has released after so many rounds, with its noise."""
+        given = self.algorithm.given[lane] if isinstance(self.algorithm, Lanes) else self.algorithm
+        if (privacy := self.privacy_of(lane)) is None or not given.exchanges(self.available(0))[1]:
+            return []
+        return privacy.releases(rounds, self.rate)
+
+    def privacy_of(self, lane: int) -> Privacy | None:
+        """How the uploads of a lane are protected."""
+        return self.privacy.lanes[lane] if self.privacy is not None and self.privacy.lanes else self.privacy
 
     def _exchanged(
         self, state: State, round: Round, got: Tensors, replies: Tensors, asked: Sequence[Tensor]
@@ -174,7 +233,8 @@ class Simulation:
         """A round before sampling, with all clients."""
         everyone, p = np.arange(len(self.federation.train)), self.weights / self.weights.sum()
         shares = np.where(np.isin(everyone, self.federation.newcomers), 0.0, self.weights)
-        return Round(number, everyone, p, self.graph, len(everyone), self.take_part, self.seed, shares)
+        about = (self.take_part, self.seed, shares, self.aggregate)
+        return Round(number, everyone, p, self.graph, len(everyone), *about)
 
     def sampled(self, algorithm: Algorithm, state: State, asked: list[Tensor] | None = None) -> Round:
         """The round with the sampled clients. Newcomers are never among them.
@@ -190,7 +250,10 @@ class Simulation:
                 asked.append(found)
             return found
 
-        who = algorithm.select(state.server, round, losses)
+        if self.privacy is not None and self.privacy.samples_by_chance:
+            who = self.privacy.sampled(round, self.rate)
+        else:
+            who = algorithm.select(state.server, round, losses)
         return round.of(who, self.weights[who])
 
     def _losses_at(self, model: Tensor, who: Integers) -> Tensor:
@@ -256,15 +319,17 @@ class Simulation:
         """Process all cohorts.
 
         Cohorts are distributed to threads of one core each, the most expensive first. If a single cohort dominates the
-        cost and its space supports it, all cores process one cohort after another. Results do not depend on the order.
+        cost, its space supports it and its steps are long, all cores process one cohort after another. Results do not
+        depend on the order.
         """
         threads = threads_for(self.computed_model, self.device)
         longest = max(cohorts, key=lambda cohort: cohort.cost)
         waiting = sum(cohort.cost for cohort in cohorts) < threads * longest.cost
-        if threads == 1 or (waiting and longest.space.on_all_cores):
+        if threads == 1 or (waiting and longest.space.on_all_cores and longest.long_steps):
             on_threads(work, cohorts, threads=1)
         else:
-            on_threads(work, sorted(cohorts, key=lambda cohort: -cohort.cost), threads)
+            with one_core():
+                on_threads(work, sorted(cohorts, key=lambda cohort: -cohort.cost), threads)
 
     def _cohorts(
         self, algorithm: Algorithm, local: Local, got: Tensors, received: Any, memory: Any, who: Integers
@@ -281,6 +346,8 @@ class Simulation:
             *(self.computed_model, local, self.device),
             linear=script is not None,
             tracks=script is not None and script.tracks() is not None,
+            gradients=script.gradients() if script is not None else 1,
+            alike=script is not None and script.alike(),
             lanes=len(got["model"]) if got["model"].dim() == 3 else 1,
             returning=self.all_sampled,
             repeated=local is self.local and local.order == "fixed",
@@ -331,18 +398,3 @@ class Simulation:
         if self.all_sampled:
             self._kept[key] = made
         return made
-
-
-def as_slice(places: Integers) -> Any:
-    """Consecutive positions as a slice, others unchanged."""
-    return slice(int(places[0]), int(places[-1]) + 1) if is_run(places) else places
-
-
-def at_places(value: Tensor, places: Any, count: int) -> Tensor:
-    """Rows of the clients in these positions; a view if all rows are the same (stride 0), as for w̄."""
-    return value[..., :count, :] if value.stride(-2) == 0 else value[..., places, :]
-
-
-def torch_seed(*parts: int) -> int:
-    """One seed for PyTorch from several numbers."""
-    return int(np.random.SeedSequence(parts).generate_state(1, np.uint64)[0] >> np.uint64(1))

@@ -3,8 +3,9 @@
 PyTorch's own threads would synchronise after every operation, thousands of times per round.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import TypeVar
 
 import torch
@@ -25,9 +26,16 @@ def on_threads(work: Callable[[Item], object], items: Sequence[Item], threads: i
         for item in items:
             work(item)
         return
+    with one_core(), ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        list(pool.map(work, items))
+
+
+@contextmanager
+def one_core() -> Iterator[None]:
+    """PyTorch uses one core for its operations."""
+    before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            list(pool.map(work, items))
+        yield
     finally:
-        torch.set_num_threads(threads)
+        torch.set_num_threads(before)

@@ -255,6 +255,12 @@ class SimilarityGraph:
         raise BadInput(f"unknown weights '{scheme}': choose adjacency, uniform or samples")
 
 
+def noisy(m: Floats, deviation: float, random: np.random.Generator) -> Floats:
+    """A message with Gaussian noise of this standard deviation in each entry, as a unit vector again."""
+    changed = m + deviation * random.standard_normal(m.shape)
+    return np.asarray(changed / np.linalg.norm(changed))
+
+
 def mixed(rows: Matrix, models: torch.Tensor) -> torch.Tensor:
     """Σₙ rows_in·wₙ of models (…, n, P), for every row i: (…, i, P). The work is in proportion to the entries."""
     out = room(models, *models.shape[:-2], rows.shape[0], models.shape[-1])
@@ -300,6 +306,7 @@ def build_graph(
     pixels: str = "auto",
     sign: str = "paper",
     floor: float = 0.0,
+    message_noise: float = 0.0,
     seed: int = 0,
 ) -> SimilarityGraph:
     """The graph of a federation.
@@ -312,6 +319,7 @@ def build_graph(
 
     The first two can be made sparse: only the edges to the nearest `neighbours` are kept (0: all), found by an `exact`
     or an `approximate` search. A `temperature` below 1 sharpens them: edges are raised to the power 1/temperature.
+    With `message_noise` every client adds Gaussian noise of this standard deviation to its message.
     """
     clients = len(federation.train)
     match kind:
@@ -326,6 +334,10 @@ def build_graph(
             return SimilarityGraph((kind_of[:, None] == kind_of) - np.eye(clients))
         case "similarity" | "shuffled":
             m = messages(federation, pixels, sign)
+            if message_noise:
+                m = np.stack(
+                    [noisy(one, message_noise, np.random.default_rng([seed, 0x4015E, i])) for i, one in enumerate(m)]
+                )
             if neighbours:
                 graph = SimilarityGraph.nearest(m, neighbours, floor, search)
             else:

@@ -6,6 +6,7 @@ parameters (…, P) with samples (…, B, D).
 base.py     the interface that the engine uses
 losses.py   the loss of a target: classes, one of two classes, or a number
 layered.py  softmax, logistic or linear regression and a network with one hidden layer, with gradients derived by hand
+mixture.py  a mixture of models
 module.py   any `torch.nn.Module`
 dense.py    modules that are one of those two, whatever their code looks like
 stacks.py   a function of one client, computed for a stack of clients
@@ -17,6 +18,7 @@ from fedkin.models.base import Model, seeded
 from fedkin.models.build import Data, build_model
 from fedkin.models.layered import MLP, Layer, Layered, Linear, Softmax
 from fedkin.models.losses import CROSS_ENTROPY, CrossEntropy, Logistic, Loss, Squared, loss_for, loss_of
+from fedkin.models.mixture import Mixture
 from fedkin.models.module import Module
 from fedkin.models.plain import plain_module
 
@@ -30,6 +32,7 @@ __all__ = [
     "Linear",
     "Logistic",
     "Loss",
+    "Mixture",
     "Model",
     "Module",
     "Softmax",

@@ -32,7 +32,7 @@ class Model(Protocol):
     def gradient(self, w: Tensor, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
         """∇_w Σ_b weight_b · ℓ(w; x_b, y_b), (…, P).
 
-        w (…, P), x (…, B, D), y and weight (…, B). The weights of a batch sum to 1.
+        w (…, P), x (…, B, D), y and weight (…, B). The weights of a batch sum to 1, or less if samples count less.
         """
 
 
@@ -44,7 +44,10 @@ class seeded:  # noqa: N801 - used as a context manager, like a function
 
     def __enter__(self) -> None:
         self.before = torch.random.get_rng_state()
-        torch.manual_seed(self.seed)
+        if torch.cuda.is_available():
+            torch.manual_seed(self.seed)
+        else:  # it would take two milliseconds to note where it was called, for devices that are not there
+            torch.default_generator.manual_seed(self.seed)
 
     def __exit__(self, *_: object) -> None:
         torch.random.set_rng_state(self.before)

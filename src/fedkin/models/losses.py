@@ -37,6 +37,10 @@ class Loss(ABC):
     def predicted(self, z: Tensor) -> Tensor:
         """The class or number that the model predicts, (…, B)."""
 
+    @abstractmethod
+    def mixed(self, z: Tensor, shares: Tensor) -> Tensor:
+        """Scores whose mean is the mixture Σₘ πₘ mean(zₘ), from scores (M, …, K, B) and shares (…, M): (…, K, B)."""
+
     def labels(self, y: Tensor, outputs: int) -> Tensor:
         """Targets that were not checked before, as the loss takes them: classes as int64, checked."""
         classes, found = max(outputs, 2), y.long()
@@ -79,6 +83,10 @@ class CrossEntropy(Loss):
     def predicted(self, z: Tensor) -> Tensor:
         return z.argmax(dim=-2)
 
+    def mixed(self, z: Tensor, shares: Tensor) -> Tensor:
+        """The logarithms of the mixed probabilities."""
+        return _log_mean(torch.log_softmax(z, dim=-2), shares)
+
     def residual(self, z: Tensor, y: Tensor, weight: Tensor) -> Tensor:
         """With mean(z) = softmax(z), without the labels as a tensor of their own."""
         r = torch.softmax(z, dim=-2)
@@ -104,6 +112,10 @@ class Logistic(Loss):
     def predicted(self, z: Tensor) -> Tensor:
         return (z.squeeze(-2) > 0).long()
 
+    def mixed(self, z: Tensor, shares: Tensor) -> Tensor:
+        """The log-odds of the mixed probabilities."""
+        return _log_mean(nn.functional.logsigmoid(z), shares) - _log_mean(nn.functional.logsigmoid(-z), shares)
+
 
 @dataclass(frozen=True)
 class Squared(Loss):
@@ -127,6 +139,9 @@ class Squared(Loss):
     def predicted(self, z: Tensor) -> Tensor:
         return z.squeeze(-2)
 
+    def mixed(self, z: Tensor, shares: Tensor) -> Tensor:
+        return (_by_model(shares) * z).sum(0)
+
     def derivative(self, z: Tensor, coded: Tensor, weight: float | Tensor) -> Tensor:
         return (z - coded).mul_(weight)
 
@@ -137,6 +152,16 @@ class Squared(Loss):
 
     def measured(self, z: Tensor, y: Tensor) -> Tensor:
         return ((z.squeeze(-2) - y) * self.scale).square()
+
+
+def _by_model(shares: Tensor) -> Tensor:
+    """Shares (…, M) as factors of scores (M, …, K, B)."""
+    return shares.movedim(-1, 0)[..., None, None]
+
+
+def _log_mean(logarithms: Tensor, shares: Tensor) -> Tensor:
+    """Log Σₘ πₘ exp(logarithmₘ)."""
+    return torch.logsumexp(logarithms + _by_model(shares).log(), dim=0)
 
 
 CROSS_ENTROPY = CrossEntropy()

@@ -197,22 +197,53 @@ class Module:
     def scores(self, w: Tensor, x: Tensor) -> Tensor:
         """The module's output, in evaluation mode."""
         with self._borrowed(w.device, training=False) as own:
-            if w.requires_grad or self._is_small(w, x):
+
+            def together() -> Tensor:
                 return at_once(lambda w, x: self._scores(own.function(self.named(w), self._samples(x))), w, x)
 
             def of_one(w: Tensor, x: Tensor) -> Tensor:
-                with torch.no_grad(), own.holding(w):
-                    return self._scores(own.net(self._samples(x, self.channels_last)))
+                def scores(in_last: bool) -> Tensor:
+                    with torch.no_grad(), own.holding(w):
+                        return self._scores(own.net(self._samples(x, in_last)))
 
-            return one_by_one(of_one, w, x)
+                return self._first_that_works("channels_last", self.channels_last, scores)
+
+            if w.requires_grad:
+                return together()
+            return self._first_that_works(
+                "stackable", self._is_small(w, x), lambda fast: together() if fast else one_by_one(of_one, w, x)
+            )
 
     def gradient(self, w: Tensor, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
         """By reverse-mode differentiation, with the module in training mode."""
         w = w.detach()
         with self._borrowed(w.device, training=True) as own:
-            if self._is_small(w, x):
-                return at_once(self._derivative(own), w, x, y, weight)
-            return one_by_one(lambda *given: self._gradient_of_one(own, self.channels_last, *given), w, x, y, weight)
+
+            def of_one(*given: Tensor) -> Tensor:
+                return self._first_that_works(
+                    "channels_last", self.channels_last, lambda fast: self._gradient_of_one(own, fast, *given)
+                )
+
+            def all_of(fast: bool) -> Tensor:
+                if fast:
+                    return at_once(self._derivative(own), w, x, y, weight)
+                return one_by_one(of_one, w, x, y, weight)
+
+            return self._first_that_works("stackable", self._is_small(w, x), all_of)
+
+    def _first_that_works(self, trait: str, fast: bool, way: Callable[[bool], Tensor]) -> Tensor:
+        """The result of the fast way; where the module fails in it, the plain way's, now and from now on.
+
+        A trial before the training has shown that the fast way works, but with other numbers of samples.
+        """
+        if fast:
+            try:
+                return way(True)
+            except Exception as error:  # whatever the module or vmap raises
+                if is_out_of_memory(error):
+                    raise
+                self.__dict__[trait] = False
+        return way(False)
 
     def _is_small(self, w: Tensor, x: Tensor) -> bool:
         return math.prod(w.shape[:-1]) > FEW_CLIENTS and self.stacks(x.shape[-2])

@@ -14,6 +14,8 @@ kernels.py         a compiled round of softmax regression in sample space
 inner_loops.py     its innermost loops
 primal_kernels.py  a compiled round on parameters
 primal_loops.py    its innermost loops
+program.py         `Program`: steps with several gradients as matrices
+program_kernels.py the same compiled, on parameters
 vectors.py         SIMD code for them
 compilation.py     compilation by Numba, cached on disk
 """

@@ -58,6 +58,14 @@ class Combination:
         """The same, with at least one term: zero is zero times the named vector."""
         return self if self.terms else Combination({name: 0.0})
 
+    @property
+    def name(self) -> str:
+        """The name of the only basis vector; an error if it is a proper combination."""
+        ((name, scalar),) = self.terms.items()
+        if not is_one(scalar):
+            raise TypeError("a received or remembered vector itself is needed")
+        return name
+
     @classmethod
     def __torch_function__(cls, function: Any, _: Any, args: tuple[Any, ...] = (), __: Any = None) -> "Combination":
         """Tensor * combination. Without this method PyTorch raises and catches an exception, which is slow."""

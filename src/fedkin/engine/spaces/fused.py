@@ -39,11 +39,13 @@ class Fused(Plain):
                 add(out, scalar, self.basis[name])
         return out
 
-    def gradient(self, k: int) -> Callable[[Any], Any]:
-        batch, local = self.batches[k], self.local
+    def gradient(self, k: int) -> Callable[..., Any]:
+        local = self.local
 
-        def gradient(v: Combination) -> Combination:
-            v = v.of_something("model")
+        def gradient(v: Combination, *, weights: Combination | None = None) -> Combination:
+            v, batch = v.of_something("model"), self.batches[k]
+            if weights is not None:
+                batch = self._weighted(batch, k, 0, self.basis[weights.name])
             (first, scalar), *others = v.terms.items()
             alone = not others and is_one(scalar)
             g = self._loss_gradient(self.basis[first] if alone else self._sum(v), batch)

@@ -11,7 +11,9 @@ from fedkin.algorithms.local import Local
 from fedkin.data.federation import Clients
 from fedkin.engine.spaces import primal_kernels
 from fedkin.engine.spaces.combination import Factor
-from fedkin.engine.spaces.recipe import Recipe, after_rounds
+from fedkin.engine.spaces.program import is_tracked, program_of
+from fedkin.engine.spaces.program_kernels import program_round
+from fedkin.engine.spaces.recipe import Recipe, after_rounds, unchanged
 from fedkin.engine.spaces.script import Player, Script
 from fedkin.models import MLP, CrossEntropy, Layered, Logistic, Loss, Squared
 from fedkin.types import Integers, Tensors
@@ -38,11 +40,33 @@ class Primal(Player):
             self.clients.append(primal_kernels.in_order(x.numpy(), y.float().numpy(), order, ends[len(y)]))
 
     def play(self, script: Script, received: Tensors, memory: Tensors, into: Tensor | None) -> Tensors:
+        if not is_tracked(script):
+            return self._program(script, received, memory, into)
+
         def round(recipe: Recipe, vectors: list[Tensor], out: Tensor) -> None:
-            l2, clip = (in_lanes(value, len(out)) for value in (self.local.l2, self.local.clip))
-            primal_kernels.primal_round(recipe, l2, clip, self.clients, self.network, vectors, out)
+            primal_kernels.primal_round(recipe, *self._limits(len(out)), self.clients, self.network, vectors, out)
 
         return after_rounds(round, script, self.counts[0], received, memory, into)
+
+    def _program(self, script: Script, received: Tensors, memory: Tensors, into: Tensor | None) -> Tensors:
+        """A round of steps with several gradients, or of vectors that depend on each other."""
+        given = {**{f"memory {name}": value for name, value in memory.items()}, **received}
+        like = received["model"]
+        lanes = len(like) if like.dim() == 3 else 1
+        program = program_of(script, lanes)
+        found: Tensors = {
+            name: into if name == "w" and into is not None else like.new_empty(like.shape) for name in program.changed
+        }
+        if found:
+            flat = [value if value.dim() == 3 else value[None] for value in found.values()]
+            vectors = [given[name].expand_as(flat[0]) for name in program.received]
+            program_round(program, *self._limits(lanes), self.clients, self.network, vectors, flat)
+        after = script.after[self.counts[0] - 1]
+        return found | {name: unchanged(script, v, given) for name, v in after.items() if name not in found}
+
+    def _limits(self, lanes: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Penalty and clipping norm of each lane; none at all without clipping."""
+        return in_lanes(self.local.l2, lanes), in_lanes(self.local.clip, lanes)
 
 
 COMPILED_LOSSES: dict[type[Loss], int] = {

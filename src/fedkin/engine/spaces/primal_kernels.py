@@ -217,6 +217,25 @@ def add_gradient(  # type: ignore[no-untyped-def]
 # -- a round -----------------------------------------------------------------------------------------------------------
 
 
+@compiled("(int64, int64, int64, int64[::1])")
+def workspace(features, hidden, outputs, ends):  # type: ignore[no-untyped-def]
+    """Samples per block, and what `add_gradient` writes to: scores of both layers, residuals, ones, rows by address."""
+    first, widest = hidden if hidden > 0 else outputs, 1
+    for k in range(len(ends) - 1):
+        widest = max(widest, ends[k + 1] - ends[k])
+    # A large layer leaves the cache between blocks, so that fewer and larger ones are faster.
+    block = min(widest, max(STRIP, min(BLOCK if first >= BLOCK else BLOCK // 2, BLOCK_NUMBERS // features)))
+    width = (block + STRIP - 1) // STRIP * STRIP
+    one = np.ones(width, dtype=np.float32)
+    z, back = np.empty((first, width), dtype=np.float32), np.empty((hidden, width), dtype=np.float32)
+    top, lines = np.empty((outputs, width), dtype=np.float32), np.empty(hidden + outputs, dtype=np.int64)
+    for i in range(hidden):
+        lines[i] = z.ctypes.data + i * z.strides[0]
+    for k in range(outputs):
+        lines[hidden + k] = top.ctypes.data + k * top.strides[0]
+    return block, z, top, back, one, lines
+
+
 @compiled("(int64[:, ::1], float32[:, ::1], int64, int64, int64, int64, float32[::1])")
 def add_mixture(given, by, lane, first, out, size, pair):  # type: ignore[no-untyped-def]
     """Compute out += Σ by·given of a lane, over the given vectors from `first` on."""
@@ -270,19 +289,7 @@ def _primal_round(  # type: ignore[no-untyped-def]
                 add_mixture(received, points[s], lane, 0, mixed[s, lane].ctypes.data, size, pair)
     at, by = np.empty((lanes, len(points)), dtype=np.int64), np.empty((lanes, len(points)), dtype=np.float32)
 
-    widest = 1
-    for k in range(steps):
-        widest = max(widest, ends[k + 1] - ends[k])
-    # A large layer leaves the cache between blocks, so that fewer and larger ones are faster.
-    block = min(widest, max(STRIP, min(BLOCK if first >= BLOCK else BLOCK // 2, BLOCK_NUMBERS // features)))
-    width = (block + STRIP - 1) // STRIP * STRIP
-    one = np.ones(width, dtype=np.float32)
-    z, back = np.empty((first, width), dtype=np.float32), np.empty((hidden, width), dtype=np.float32)
-    top, lines = np.empty((outputs, width), dtype=np.float32), np.empty(hidden + outputs, dtype=np.int64)
-    for i in range(hidden):
-        lines[i] = z.ctypes.data + i * z.strides[0]
-    for k in range(outputs):
-        lines[hidden + k] = top.ctypes.data + k * top.strides[0]
+    block, z, top, back, one, lines = workspace(features, hidden, outputs, ends)
     square = np.empty(1, dtype=np.float32)
 
     for k in range(steps):
@@ -356,6 +363,12 @@ class Network(NamedTuple):
     outputs: int
     loss: int
 
+    @property
+    def size(self) -> int:
+        """P, the number of parameters."""
+        first = (self.features + 1) * (self.hidden or self.outputs)
+        return first + ((self.hidden + 1) * self.outputs if self.hidden else 0)
+
 
 def primal_round(
     recipe: Recipe,
@@ -371,8 +384,7 @@ def primal_round(
     With clipping the gradients of the recipe include the penalty of each lane, l2 (L,), and are cut to norms clip (L,);
     without, clip is empty, and the penalty is a part of the recipe.
     """
-    features, hidden, outputs, _ = network
-    size = (features + 1) * (hidden or outputs) + ((hidden + 1) * outputs if hidden else 0)
+    size = network.size
     given, into = np.stack([addresses(vectors, size) for vectors in received], axis=-1), addresses(out, size)
     for client, (_, starts, labels, ends) in enumerate(clients):
         _primal_round(given[client], into[client], *recipe, l2, clip, starts, labels, ends, *network)

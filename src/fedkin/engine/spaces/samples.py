@@ -169,8 +169,10 @@ class Samples(Norms, Symbolic, Player):
     def _execute(self, instruction: Instruction) -> None:
         if isinstance(instruction, Evaluate):
             batch = self.batches[instruction.k]
-            z = self._scores(instruction.at, batch)
-            r, tail = self.model.backward(z, self._tail(instruction.at), batch.coded, batch.weight)
+            z, weight = self._scores(instruction.at, batch), batch.weight
+            if instruction.weights is not None:
+                weight = weight * self.lasting[instruction.weights][..., None, batch.rows]
+            r, tail = self.model.backward(z, self._tail(instruction.at), batch.coded, weight)
             self.fresh[instruction.name] = Fresh(r, batch, tail)
             return
         assert isinstance(instruction, Settle)

@@ -34,11 +34,15 @@ def terms_of(v: Combination, device: torch.device) -> tuple[Term, ...]:
 
 @dataclass(frozen=True)
 class Evaluate:
-    """Compute the gradient of the loss on the k-th batch at the combination `at`, as the basis vector `name`."""
+    """Compute the gradient of the loss on the k-th batch at the combination `at`, as the basis vector `name`.
+
+    weights  the lasting vector that has a weight for each sample, if they do not count alike
+    """
 
     k: int
     name: str
     at: tuple[Term, ...]
+    weights: str | None = None
 
 
 @dataclass(frozen=True)
@@ -95,14 +99,14 @@ class Symbolic(ABC):
             {name: Combination({full: 1.0}) for name, full in remembered.items()},
         )
 
-    def gradient(self, k: int) -> Callable[[Any], Any]:
+    def gradient(self, k: int) -> Callable[..., Any]:
         """λ·v plus the gradient of the loss on the batch, a new basis vector."""
 
-        def gradient(v: Combination) -> Combination:
+        def gradient(v: Combination, *, weights: Combination | None = None) -> Combination:
             v = self._at_points(v.of_something("model"))
             name = f"fresh {len(self.fresh_names)}"
             self.fresh_names.append(name)
-            self._execute(Evaluate(k, name, terms_of(v, self.device)))
+            self._execute(Evaluate(k, name, terms_of(v, self.device), None if weights is None else weights.name))
             return self._whole(name, v)
 
         return gradient
@@ -227,6 +231,14 @@ class Script(Symbolic):
 
     def _execute(self, instruction: Instruction) -> None:
         self.steps[-1].append(instruction)
+
+    def gradients(self) -> int:
+        """The largest number of gradients in a step."""
+        return max(sum(isinstance(i, Evaluate) for i in instructions) for instructions in self.steps)
+
+    def alike(self) -> bool:
+        """Whether no gradient gives weights to samples, which compiled steps do not know."""
+        return not any(isinstance(i, Evaluate) and i.weights for instructions in self.steps for i in instructions)
 
     def tracks(self) -> dict[str, list[tuple[Evaluate, Update]]] | None:
         """The steps of each vector, if each takes exactly one gradient per step at a point of its own; else None."""
