@@ -75,13 +75,14 @@ SetOption = Annotated[
 ]
 DataOption = Annotated[
     Path | None,
-    typer.Option("--data", metavar="DIR", envvar="FEDKIN_DATA", help="Where NAME.npz data files lie or are put."),
+    typer.Option("--data", metavar="DIR", envvar="FEDKIN_DATA", help="Where NAME.npz files lie or are put."),
 ]
 OutOption = Annotated[Path, typer.Option("--out", metavar="DIR", help="Where results are put.")]
 OnOption = Annotated[
     str | None,
     typer.Option("--on", metavar="ADDRESS", help="Runs as tasks on Ray: local, or a cluster's address. None: here."),
 ]
+PageOption = Annotated[Path | None, typer.Option("--page", metavar="FILE", help="Rewrite its section in a page.")]
 FreshOption = Annotated[bool, typer.Option("--fresh", help="Do runs again that are already there.")]
 
 
@@ -144,6 +145,7 @@ def compare(
     data: DataOption = None,
     fresh: FreshOption = False,
     on: OnOption = None,
+    page: PageOption = None,
 ) -> None:
     """Find out which method is best on your clients: all tuned alike on validation samples, then on fresh seeds."""
     from fedkin import arena
@@ -151,6 +153,7 @@ def compare(
     from fedkin.reports import report as reports
 
     writable_folder(out)
+    writable_file(page, "--page")
     with phases_shown(console()) as show:
         found = arena.compare(
             file, algorithms=algorithms or [], budget=arena.budget_of(budget, trials, seeds), overrides=settings,
@@ -158,7 +161,8 @@ def compare(
         )  # fmt: skip
     for view in reports.report_views(found.folder, console().width):
         console().print(view)
-    for path in reports.write(found.folder):
+    section = reports.write_section(found.folder, page, f"fedkin compare {file.name if file else ''}".strip())
+    for path in (*reports.write(found.folder), *section):
         console().print(f"wrote {path}", soft_wrap=True)
 
 
@@ -300,8 +304,7 @@ def bench(
     from fedkin.bench.timing import Options
 
     for option, path in (("--json", json), ("--markdown", markdown)):
-        if path is not None:
-            writable_file(path, option)
+        writable_file(path, option)
     if figure is not None:
         writable_folder(figure.parent, "--figure")
     options = Options(repeat, quick=quick) if threads is None else Options(repeat, threads, quick)
@@ -355,9 +358,7 @@ def reproduce(
     settings: SetOption = [],  # noqa: B006 - typer copies it
     show: Annotated[bool, typer.Option("--show", help="Show what is there; carry out nothing.")] = False,
     fresh: FreshOption = False,
-    page: Annotated[
-        Path | None, typer.Option("--page", metavar="FILE", help="Rewrite its section in a Markdown page.")
-    ] = None,
+    page: PageOption = None,
 ) -> None:
     """Reproduce the paper's tables and figures, with its values beside ours. Finished runs are kept."""
     from fedkin.experiments import progress
@@ -369,8 +370,7 @@ def reproduce(
         console().print("\nRun one: fedkin reproduce NAME --data DIR. The theorems: fedkin theory.")
         return
     writable_folder(out)
-    if page is not None:
-        writable_file(page, "--page")
+    writable_file(page, "--page")
     with progress.shown(console()) as listener:
         shown = reproductions.reproduce(
             name,

@@ -54,13 +54,14 @@ def writable_folder(path: Path, option: str = "--out") -> Path:
     return path
 
 
-def writable_file(path: Path, option: str) -> Path:
-    """A file that can be written, in a folder made if need be: checked before the work, not after it."""
+def writable_file(path: Path | None, option: str) -> None:
+    """Check that a file, if one is given, can be written, in a folder made if need be: before the work, not after."""
+    if path is None:
+        return
     if path.is_dir():
         raise BadInput(f"cannot write to {path} (it is a folder): give the name of a file to {option}")
     if not path.exists() or path.is_file():
         writable_folder(path.parent, option)
-    return path
 
 
 def as_json(value: Mapping[str, Any], **layout: Any) -> str:

@@ -7,22 +7,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fedkin.arena.entrants import SEARCHED_STEP, Entrant, entrants
+from fedkin.arena.entrants import SEARCHED_STEP, Entrant, entrants, is_pooled
 from fedkin.arena.phases import Phase, Phases, Show, nothing
-from fedkin.arena.trials import Trial, Trials, early_rounds, edges, tune
+from fedkin.arena.trials import Trial, Trials, edges, rungs_of, sizes_of, tune
 from fedkin.errors import BadInput, nearest
 from fedkin.experiments.data_sections import Settings
 from fedkin.experiments.grid import Plan, plans, settings_with
 from fedkin.experiments.results import COMPARISON_FILE, TRIALS_FILE, Result
 from fedkin.experiments.run import run_plans
 from fedkin.files import as_json, write_atomically
+from fedkin.reports.privacy import spent_in
 from fedkin.types import Record
 
 HELD_OUT = 0.2  # share of the clients' training samples that is held out, unless the file has another
-# The phases of a comparison.
-EARLY_TRIALS, LATE_TRIALS, FINALS = "trials", "the better half of the trials", "the best on fresh seeds"
+FINALS = "the best on fresh seeds"
 # Settings that make a federation. A comparison has one.
-FEDERATION = ("data", "partition", "model", "graph", "reading")
+FEDERATION = ("data", "partition", "model", "graph", "reading", "aggregation", "privacy")
 
 
 @dataclass(frozen=True)
@@ -65,13 +65,13 @@ class Entry:
             "method": self.method.label,
             "algorithm": self.method.algorithm,
             "trials": len(self.trials),
-            "diverged": sum(math.inf in (one.early, one.loss) for one in self.trials),
+            "diverged": sum(one.diverged for one in self.trials),
             "searched": {_full(name): str(where) for name, where in self.method.search.items()},
             "chosen": {_full(name): value for name, value in best.settings.items()} if best else None,
             "edges": {_full(name): end for name, end in edges(self.method.search, self.trials, best).items()}
             if best
             else {},
-            "validation_loss": best.loss if best else None,
+            "validation_loss": best.losses[max(best.losses)] if best else None,
             "runs": list(self.runs),
         }
 
@@ -128,15 +128,17 @@ def compare(
     if source is None:  # the embedded experiment shows a few methods, with some of their settings
         settings = {key: value for key, value in settings.items() if key != "algorithm"}
     methods = entrants(settings, algorithms)
-    common = _common(settings)
-    phases = Phases(_works(len(methods), allowed, rounds), show)
+    common = _common(settings, rounds, _private_runs(methods, allowed))
+    works = _works(len(methods), allowed, rounds)
+    phases = Phases(works, show)
 
     def run(more: Settings, fresh_runs: bool) -> list[Result]:
         found = [replace(plan, beside=beside) for plan in plans({**common, **more}, beside=beside)]
         return run_plans(found, out=Path(out), data=data, listener=phases, fresh=fresh_runs, on=on)
 
-    # A trial is judged by its last round alone, or by its first and its last.
-    trial = {"name": f"{name}-tuning", "evaluate_every": early_rounds(rounds), "evaluate": "test", "keep": "all"}
+    rungs = rungs_of(rounds)
+    # A trial is judged where its run ends, for the time being or for good.
+    trial = {"name": f"{name}-tuning", "evaluate_every": rounds, "evaluate": "test", "keep": "state"}
     folder = Path(out) / name
     tuning = Trials.of(
         Path(out) / f"{name}-tuning" / TRIALS_FILE,
@@ -151,15 +153,15 @@ def compare(
 
     def losses(tables: list[Settings], until: int) -> list[float]:
         nonlocal first
-        phases.next(EARLY_TRIALS if until < rounds else LATE_TRIALS)
+        phases.next(works[rungs.index(until)].name)
         grid = {**trial, "rounds": until, "algorithm": tables}
         found = {_key(result.config): result.summary for result in run(grid, first)}
-        first = False  # the second call continues the runs of the first
+        first = False  # later calls continue the runs of the first
         each = [plans({**common, **grid, "algorithm": [table]}, beside=beside)[0] for table in tables]
         return [_validation_loss(found[_key(plan.config.model_dump(mode="json", by_alias=True))]) for plan in each]
 
     tune(tuning, methods, rounds, losses)
-    chosen = [Entry(method, tuning.trials[m], tuning.best(m)) for m, method in enumerate(methods)]
+    chosen = [Entry(method, tuning.trials[m], tuning.best(m, rounds)) for m, method in enumerate(methods)]
     _check_any(chosen)
     seeds = [seed + k for k in range(1, allowed.seeds + 1)]
     phases.next(FINALS)
@@ -171,6 +173,8 @@ def compare(
         finals += mine
     _write(folder / COMPARISON_FILE, entries, allowed, rounds, seed)
     results = run_plans(_by_seed(finals, beside), out=Path(out), data=data, listener=phases, fresh=fresh, on=on)
+    if spent := spent_in([Path(out) / f"{name}-tuning", folder]):
+        _write(folder / COMPARISON_FILE, entries, allowed, rounds, seed, spent)
     return Comparison(folder, entries, results)
 
 
@@ -187,13 +191,25 @@ def budget_of(name: str, trials: int | None = None, seeds: int | None = None) ->
     return Budget(usual.trials if trials is None else trials, usual.seeds if seeds is None else seeds)
 
 
-def _common(settings: Settings) -> Settings:
-    """The settings of all runs: those of the file without algorithms, step size and seed, with validation samples."""
+def _private_runs(methods: Sequence[Entrant], budget: Budget) -> int:
+    """Number of runs in which clients send models that get noise, at most."""
+    federated = [one for one in methods if one.algorithm != "alone" and not is_pooled(one.fixed)]
+    return len(federated) * (budget.trials + budget.seeds)
+
+
+def _common(settings: Settings, rounds: int, runs: int) -> Settings:
+    """The settings of all runs: those of the file without algorithms, step size and seed, with validation samples.
+
+    runs  with noise: an ε in the file is for all of them together
+    """
     kept = {key: value for key, value in settings.items() if key not in ("algorithm", "name")}
     partition, local = dict(kept.get("partition", {})), dict(kept.get("local", {}))
     if partition.get("validation", "auto") == "auto":
         partition["validation"] = HELD_OUT
     local.pop(SEARCHED_STEP.partition(".")[2], None)
+    privacy = kept.get("privacy", {})
+    if isinstance(privacy, dict) and "epsilon" in privacy:
+        kept["privacy"] = {"runs": runs, "rounds": rounds, **privacy}
     return {"seed": 0, **kept, "partition": partition, "local": local}
 
 
@@ -232,25 +248,27 @@ def _check_any(chosen: Sequence[Entry]) -> None:
 
 
 def _works(methods: int, budget: Budget, rounds: int) -> list[Phase]:
-    """The phases: early trials, their better half, and the best of each method on fresh seeds."""
-    first, trials = early_rounds(rounds), methods * budget.trials
-    half = methods * math.ceil(budget.trials / 2) if first < rounds else trials
+    """The phases: trials in stages, each with the better half of the one before, and the best on fresh seeds."""
+    rungs = rungs_of(rounds)
+    stages = zip([0, *rungs], rungs, sizes_of(budget.trials, len(rungs)), strict=False)
     return [
-        Phase(EARLY_TRIALS, trials, first, 1.0),
-        Phase(LATE_TRIALS, half, rounds - first, 1.0),
+        *(Phase(f"trials, to round {end}", methods * size, end - start, 1.0) for start, end, size in stages),
         # alone: trials share products, and these measure test results as well
         Phase(FINALS, methods * budget.seeds, rounds, 2.5),
     ]
 
 
-def _write(path: Path, entries: Sequence[Entry], budget: Budget, rounds: int, seed: int) -> None:
+def _write(
+    path: Path, entries: Sequence[Entry], budget: Budget, rounds: int, seed: int, spent: Record | None = None
+) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     record = {
         "trials": budget.trials,
         "seeds": budget.seeds,
         "rounds": rounds,
-        "early_rounds": early_rounds(rounds),
+        "judged_after": rungs_of(rounds),
         "tuned_on_seed": seed,
         "methods": [entry.record() for entry in entries],
+        **({"privacy": spent} if spent else {}),
     }
     write_atomically(path, as_json(record, indent=1).encode())

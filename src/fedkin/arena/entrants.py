@@ -74,7 +74,7 @@ def entrants(settings: Settings, names: Sequence[str]) -> list[Entrant]:
         tables = given if len(given) > 1 else [{"name": name} for name in USUAL]
     found = [_entrant(table, settings) for table in tables]
     for table in ALWAYS:
-        own = [one for one in found if one.algorithm == table["name"] and _is_pooled(one.fixed) == _is_pooled(table)]
+        own = [one for one in found if one.algorithm == table["name"] and is_pooled(one.fixed) == is_pooled(table)]
         found += [] if own else [_entrant(table, settings)]
     return sorted(found, key=lambda one: _place(one.fixed))
 
@@ -82,10 +82,11 @@ def entrants(settings: Settings, names: Sequence[str]) -> list[Entrant]:
 def _place(table: Settings) -> int:
     """Baselines first, pooled last; the others as they are given."""
     first = [base["name"] for base in ALWAYS[:-1]]
-    return len(first) + 1 if _is_pooled(table) else first.index(table["name"]) if table["name"] in first else len(first)
+    return len(first) + 1 if is_pooled(table) else first.index(table["name"]) if table["name"] in first else len(first)
 
 
-def _is_pooled(table: Settings) -> bool:
+def is_pooled(table: Settings) -> bool:
+    """Whether a method has all samples in one place."""
     section = table.get("partition", {})
     return bool(isinstance(section, dict) and section.get("pooled"))
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,9 @@ from fedkin.experiments.data_sections import Settings
 from fedkin.files import as_json, json_object, write_atomically
 from fedkin.types import Record
 
-EARLY = 5  # trials are judged after a fifth of the rounds, and the better half goes on
+SHARES = (0.1, 0.2, 0.5)  # of the rounds, after which the better half of the trials goes on
 LEAST_ROUNDS = 20  # fewer rounds are not divided
+FEWEST_TRIALS = 2  # trials of each method that go on in any case
 
 
 @dataclass(frozen=True)
@@ -20,13 +21,16 @@ class Trial:
     """Settings of a method, and its loss on validation samples.
 
     settings  by dotted name
-    early     loss after the first rounds; None: not yet known, infinite: diverged
-    loss      loss after all rounds; None: not yet known, or stopped early
+    losses    by the number of rounds after which they were measured; infinite: diverged
     """
 
     settings: Record
-    early: float | None = None
-    loss: float | None = None
+    losses: Mapping[int, float] = field(default_factory=dict)
+
+    @property
+    def diverged(self) -> bool:
+        """Whether its run diverged."""
+        return math.inf in self.losses.values()
 
 
 @dataclass
@@ -47,7 +51,7 @@ class Trials:
         known: dict[str, Trial] = {}
         if old.get("problem") == problem:
             known = {
-                f"{number} {as_json(one['settings'])}": Trial(one["settings"], _loss(one["early"]), _loss(one["loss"]))
+                f"{number} {as_json(one['settings'])}": Trial(one["settings"], _losses(one["losses"]))
                 for number, trials in old.get("trials", {}).items()
                 for one in trials
             }
@@ -61,42 +65,61 @@ class Trials:
         """Write the file."""
         trials = {
             str(number): [
-                asdict(one) | {"early": _written(one.early), "loss": _written(one.loss)} for one in trials
+                {"settings": one.settings, "losses": {str(k): _written(v) for k, v in one.losses.items()}}
+                for one in trials
             ]
             for number, trials in self.trials.items()
-        }  # fmt: skip
+        }
         self.path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(self.path, as_json({"problem": self.problem, "trials": trials}, indent=1).encode())
 
-    def early(self) -> list[tuple[int, int]]:
-        """Trials, by method and place, without a loss after the first rounds."""
-        return [(m, k) for m, trials in self.trials.items() for k, one in enumerate(trials) if one.early is None]
+    def going_on(self, rungs: Sequence[int]) -> dict[int, list[int]]:
+        """The trials of each method, by their places, that go on after these numbers of rounds: the better half each.
 
-    def late(self, is_divided: bool) -> list[tuple[int, int]]:
-        """The better half of each method's trials, of those that have no loss after all rounds."""
-        found = []
+        Those that diverged do not, and at least two of the others do.
+        """
+        found = {}
         for m, trials in self.trials.items():
-            order = sorted(range(len(trials)), key=lambda k: (trials[k].early, k))
-            half = order[: math.ceil(len(order) / 2)] if is_divided else order
-            found += [(m, k) for k in half if trials[k].loss is None and trials[k].early != math.inf]
+            places = list(range(len(trials)))
+            for rounds in rungs:
+                places = sorted(places, key=lambda k: (trials[k].losses[rounds], k))
+                places = places[: max(FEWEST_TRIALS, math.ceil(len(places) / 2))]
+                places = [k for k in places if not trials[k].diverged]
+            found[m] = places
         return found
 
-    def learn(self, places: Sequence[tuple[int, int]], losses: Sequence[float], stage: str) -> None:
-        """Add losses of trials."""
+    def learn(self, places: Sequence[tuple[int, int]], losses: Sequence[float], rounds: int) -> None:
+        """Add losses of trials after so many rounds."""
         for (m, k), loss in zip(places, losses, strict=True):
             one = self.trials[m][k]
-            self.trials[m][k] = replace(one, early=loss) if stage == "early" else replace(one, loss=loss)
+            self.trials[m][k] = replace(one, losses={**one.losses, rounds: loss})
         self.write()
 
-    def best(self, method: int) -> Trial | None:
+    def best(self, method: int, rounds: int) -> Trial | None:
         """The trial with the lowest loss after all rounds; None if all have diverged."""
-        ended = [one for one in self.trials[method] if one.loss is not None and math.isfinite(one.loss)]
-        return min(ended, key=lambda one: one.loss or 0.0) if ended else None
+        ended = [one for one in self.trials[method] if math.isfinite(one.losses.get(rounds, math.inf))]
+        return min(ended, key=lambda one: one.losses[rounds]) if ended else None
 
 
-def early_rounds(rounds: int) -> int:
-    """After how many rounds trials are judged for the first time."""
-    return rounds if rounds < LEAST_ROUNDS else math.ceil(rounds / EARLY)
+def rungs_of(rounds: int) -> list[int]:
+    """After how many rounds trials are judged.
+
+    >>> rungs_of(50), rungs_of(19)
+    ([5, 10, 25, 50], [19])
+    """
+    return [rounds] if rounds < LEAST_ROUNDS else [*(math.ceil(share * rounds) for share in SHARES), rounds]
+
+
+def sizes_of(trials: int, rungs: int) -> list[int]:
+    """How many trials of a method take part in each stage, if none diverges.
+
+    >>> sizes_of(16, 4), sizes_of(3, 4)
+    ([16, 8, 4, 2], [3, 2, 2, 2])
+    """
+    sizes = [trials]
+    while len(sizes) < rungs:
+        sizes.append(min(sizes[-1], max(FEWEST_TRIALS, math.ceil(sizes[-1] / 2))))
+    return sizes
 
 
 def tune(
@@ -106,16 +129,13 @@ def tune(
 
     losses  of tables of `[[algorithm]]` after some rounds, infinite where a run has diverged
     """
-
-    def tables(places: Sequence[tuple[int, int]]) -> list[Settings]:
-        return [methods[m].table(tuning.trials[m][k].settings) for m, k in places]
-
-    first = early_rounds(rounds)
-    if places := tuning.early():
-        tuning.learn(places, losses(tables(places), first), "early")
-    places = tuning.late(first < rounds)
-    if places:
-        tuning.learn(places, losses(tables(places), rounds), "loss")
+    rungs = rungs_of(rounds)
+    for stage, until in enumerate(rungs):
+        going_on = tuning.going_on(rungs[:stage])
+        places = [(m, k) for m, own in going_on.items() for k in own if until not in tuning.trials[m][k].losses]
+        if places:
+            tables = [methods[m].table(tuning.trials[m][k].settings) for m, k in places]
+            tuning.learn(places, losses(tables, until), until)
 
 
 def edges(search: Mapping[str, Any], trials: Sequence[Trial], best: Trial) -> dict[str, str]:
@@ -129,9 +149,9 @@ def edges(search: Mapping[str, Any], trials: Sequence[Trial], best: Trial) -> di
     return found
 
 
-def _written(loss: float | None) -> float | str | None:
+def _written(loss: float) -> float | str:
     return "diverged" if loss == math.inf else loss
 
 
-def _loss(written: float | str | None) -> float | None:
-    return math.inf if isinstance(written, str) else written
+def _losses(written: Mapping[str, float | str]) -> dict[int, float]:
+    return {int(rounds): math.inf if isinstance(loss, str) else loss for rounds, loss in written.items()}

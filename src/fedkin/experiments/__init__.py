@@ -2,6 +2,7 @@
 
 config.py        `Experiment`: the validated settings of a run
 data_sections.py `DataSection`, `Partition`: the settings about data
+server_sections.py `Aggregation`, `PrivacySection`: the settings about the server
 grid.py          `plans`: the runs that a TOML file describes
 preparation.py   `Preparation`: data, graph, model and algorithm of a run
 run.py           `train` in memory, `run` in folders (import it from `fedkin`; here `run` is the module)

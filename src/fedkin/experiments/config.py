@@ -16,6 +16,7 @@ from fedkin.algorithms.schedules import Schedule
 from fedkin.data.measure import ACCURACY, Measure
 from fedkin.errors import BadInput, in_short, nearest
 from fedkin.experiments.data_sections import MOST, DataSection, Partition, Section, Settings
+from fedkin.experiments.server_sections import Aggregation, PrivacySection
 
 # Settings that change how a run is executed but not its result.
 IMMATERIAL = {"threads", "checkpoint_every", "keep"}
@@ -277,7 +278,8 @@ class Experiment(Section):
     fine_tune         epochs of fine-tuning after which the model of each client is measured, too (0: it is not)
     fine_tune_step    its step size in units of local.step_size
     keep              what stays after the last round: the global model alone (`model`), with the last checkpoint and
-                      the clients' own models (`all`), or these if they are not too large (`auto`)
+                      the clients' own models (`all`), or these if they are not too large (`auto`); with the last
+                      checkpoint but no scores of single clients (`state`), for trials that may go on
     """
 
     name: str = "experiment"
@@ -292,12 +294,14 @@ class Experiment(Section):
     evaluate: Literal["all", "test"] = "all"
     fine_tune: int = Field(default=0, ge=0, le=MOST)
     fine_tune_step: float = Field(default=1.0, gt=0, allow_inf_nan=False)
-    keep: Literal["auto", "all", "model"] = "auto"
+    keep: Literal["auto", "all", "model", "state"] = "auto"
     data: DataSection = DataSection()
     partition: Partition = Partition()
     graph: Graph = Graph()
     model: ModelSection = ModelSection()
     local: LocalSection = LocalSection()
+    aggregation: Aggregation = Aggregation()
+    privacy: PrivacySection = PrivacySection()
     reading: Reading = Reading()
     algorithm: AlgorithmSection = AlgorithmSection()
 
@@ -312,6 +316,11 @@ class Experiment(Section):
     @classmethod
     def _by_name(cls, value: Any) -> Any:
         return {"name": value} if isinstance(value, str) else value
+
+    @field_validator("aggregation", mode="before")
+    @classmethod
+    def _by_rule(cls, value: Any) -> Any:
+        return {"rule": value} if isinstance(value, str) else value
 
     @field_validator("reading", mode="before")
     @classmethod

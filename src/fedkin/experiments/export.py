@@ -14,9 +14,11 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
+from fedkin.data.target import Target
 from fedkin.errors import BadInput, in_short, is_out_of_memory, nearest
 from fedkin.experiments.trained import Trained
 from fedkin.files import as_json, writable_file, write_atomically
+from fedkin.models import Mixture
 from fedkin.types import Record, Tensors
 
 PREPROCESSING_NAMES = {"shift": "preprocessing.shift", "scale": "preprocessing.scale"}
@@ -60,7 +62,7 @@ def about_model(trained: Trained, client: str | None, config: Mapping[str, Any])
     """What a file says of its model: how it is built, what it takes, and the settings of the run."""
     tokens = _takes_tokens(trained)
     return {
-        "module": trained.module_code,
+        "module": trained.module_code(client),
         "client": client,
         "input": {"shape": list(trained.input_shape), "type": "int64" if tokens else "float32"},
         "preprocessing": "none" if tokens else "(x - shift) / scale; pixels of type uint8 are divided by 255 first",
@@ -158,7 +160,7 @@ LAYOUTS: dict[str, Callable[[Trained, nn.Module, Tensors, Record], bytes]] = {
 }
 
 
-def loading_lines(trained: Trained, path: Path, layout: str) -> list[str]:
+def loading_lines(trained: Trained, path: Path, layout: str, client: str | int | None = None) -> list[str]:
     """Lines of Python that load an exported file and compute the scores of raw samples x, without fedkin."""
     prepared = "x" if _takes_tokens(trained) else "(x - shift) / scale"
     if layout == "onnx":
@@ -172,8 +174,20 @@ def loading_lines(trained: Trained, path: Path, layout: str) -> list[str]:
         if not _takes_tokens(trained):
             names = (f'tensors.pop("{name}")' for name in PREPROCESSING_NAMES.values())
             lines.append(f"shift, scale = {', '.join(names)}")
-    build = f"net = {trained.module_code}"
-    return [*lines, build, f"net.load_state_dict({weights})", f"scores = net.eval()({prepared})"]
+    build = f"net = {trained.module_code(client)}"
+    scores = f"scores = net.eval()({prepared})"
+    if isinstance(trained.function(client), Mixture):
+        lines.append(f'shares = {weights}.pop("shares")')
+        scores = _mixing_line(trained.card.target, prepared)
+    return [*lines, build, f"net.load_state_dict({weights})", scores]
+
+
+def _mixing_line(target: Target, prepared: str) -> str:
+    """The scores of a mixture: of mixed probabilities, or mixed numbers."""
+    mean, back = ("", "") if target.is_number else (".softmax(-1)", ".log()")
+    if target.kind == "binary":
+        mean, back = ".sigmoid()", ".logit()"
+    return f"scores = sum(share * part({prepared}){mean} for share, part in zip(shares, net.eval())){back}"
 
 
 def file_names(names: tuple[str, ...], layout: str) -> list[str]:

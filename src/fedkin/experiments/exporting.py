@@ -27,11 +27,12 @@ def export_run(
         paths = [target / name for name in file_names(names, layout)]
         for name, path in zip(names, paths, strict=True):
             export_model(trained, path, layout, name, run.config)
+        client = names[0]
         yield f"wrote {len(paths)} files to {target}, such as {paths[0].name}"
     else:
         (name,) = file_names((client or "model",), layout)
         paths = [export_model(trained, out or place / name, layout, client, run.config)]
         yield f"wrote {paths[0]}"
     yield "To load it, with x of shape (samples, " + ", ".join(map(str, trained.input_shape)) + "):"
-    for line in loading_lines(trained, paths[0], layout):
+    for line in loading_lines(trained, paths[0], layout, client):
         yield f"    {line}"

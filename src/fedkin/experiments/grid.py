@@ -189,6 +189,8 @@ def _full_key(key: str) -> str:
     if key in known or key.startswith(("algorithm.", "model.args.")):
         return key
     ends = [k for k in known if k.endswith(f".{key}")]
+    # Keys of [privacy] have names of others, such as clip: these are meant.
+    ends = [k for k in ends if not k.startswith("privacy.")] or ends
     if len(ends) == 1:
         return ends[0]
     if ends:

@@ -10,6 +10,7 @@ The last checkpoint is kept, so that a run with more rounds continues. 60 rounds
 once, in the same group.
 """
 
+import itertools
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -63,14 +64,17 @@ class Lane:
         """Write the result: the clients' own models, what they achieve, who is kin, the global model, the summary."""
         spaces = state.spaces or (self.before.get("spaces") if self.before.get("rounds") == len(self.done) else None)
         summary, simulation = describe(self.plan, self.done, spaces or {}), self.simulation
+        if simulation.privacy is not None:
+            summary |= simulation.privacy.summary(simulation.releases(len(self.done)))
         table: list[Record] = []
         kin = None
-        if not diverged:
+        whole = not diverged and self.plan.config.keep != "state"
+        if whole:
             found = predictions(simulation, state, self.plan.config.tuning)
             summary |= score_summary(simulation, found)
             table, kin = client_table(simulation, state, found), kin_graph(simulation, state)
-        clients, size = len(simulation.federation.train), simulation.model.size
-        personal = simulation.algorithm.at(state.round).is_personal and not diverged
+        clients, size = len(simulation.federation.train), simulation.used_model.size
+        personal = simulation.algorithm.at(state.round).is_personal and whole
         if personal and is_kept(self.plan.config.keep, clients * size):
             self.folder.write_own(((who, models[0]) for who, models in models_of(simulation, state)), clients, size)
         card = DataCard.of(simulation.federation, personal=personal)
@@ -142,6 +146,10 @@ class RunningGroup:
                 lane.before = lane.folder.begin([other.plan.name for other in group], lane.plan.beside)
                 listener.about(lane.plan.name, lane.folder.path, lane.settings)
                 listener.begin(lane.plan.name, rounds, begin)
+        new = [lane for lane in self.going if not (begin or lane.is_kept)]
+        cautions = ((lane.plan.name, lane.simulation.caution()) for lane in new)
+        for name, sentence in itertools.islice(((name, said) for name, said in cautions if said), 1):  # once for all
+            listener.warn(name, sentence)
         self._join(states)
         if begin < WATCHED:
             _measure_first(self.going, self.together)

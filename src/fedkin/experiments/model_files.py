@@ -29,7 +29,7 @@ MOST_KEPT = 1 << 26
 
 def is_kept(keep: str, numbers: int) -> bool:
     """Whether a file with so many float32 numbers stays after the last round."""
-    return keep == "all" or (keep == "auto" and numbers <= MOST_KEPT)
+    return keep in ("all", "state") or (keep == "auto" and numbers <= MOST_KEPT)
 
 
 def write_model(folder: Path, model: Tensor, card: DataCard | None, origin: str) -> None:
@@ -62,6 +62,15 @@ def write_own(folder: Path, blocks: Iterable[tuple[Integers, Tensor]], clients: 
     digests = np.frombuffer(b"".join(_digest_of(row) for row in models), dtype=np.uint8).reshape(clients, -1)
     tensors = {"models": models, "digests": torch.from_numpy(digests.copy())}
     write_tensors(folder / OWN_FILE, tensors, {"origin": origin})
+
+
+def own_size(folder: Path) -> int | None:
+    """Number of parameters of a client's own model; None if the file is missing or damaged."""
+    try:
+        with safe_open(folder / OWN_FILE, framework="pt") as file:
+            return int(file.get_slice("models").get_shape()[1])
+    except (OSError, SafetensorError, IndexError):
+        return None
 
 
 def read_own(folder: Path, client: int) -> Tensor:

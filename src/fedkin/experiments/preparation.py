@@ -1,5 +1,6 @@
 """Data, graph, model and algorithm of a run, from its configuration."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from fedkin.data.federation import Federation
 from fedkin.data.own_clients import OwnClients
 from fedkin.data.partition import federate
 from fedkin.data.sources import Dataset
+from fedkin.engine.privacy import check_messages
 from fedkin.engine.simulation import Simulation
 from fedkin.errors import BadInput
 from fedkin.experiments.config import Experiment, ModelSection
@@ -44,7 +46,13 @@ class Preparation:
             config.local.work(),
             None if config.take_part == "all" or config.partition.pooled else config.take_part,
             config.seed,
+            aggregate=config.aggregation.build(),
         )
+        if (privacy := config.privacy.build()) is not None and not config.partition.pooled:
+            check_messages(privacy, config.graph.kind)
+            # First as it is: what is refused needs no noise.
+            simulation = replace(simulation, privacy=privacy)
+            simulation = replace(simulation, privacy=privacy.found(config.rounds, simulation.rate))
         return read_as(simulation, config.reading)
 
     def data_digest(self, config: Experiment) -> str:
@@ -99,7 +107,8 @@ class Preparation:
         section = config.graph
         update = {"weights": "adjacency", **({"kind": "uniform"} if config.partition.pooled else {})}
         section = section.model_copy(update=update)
-        key = (config.data, config.partition, validation_share(config), config.seed, section, config.reading.sign)
+        known = (config.data, config.partition, validation_share(config), config.seed)
+        key = (*known, section, config.reading.sign, config.privacy.message_noise)
         if self._graph is None or self._graph[0] != key:
             self.listener.doing(f"building the {section.kind} graph of {len(federation.train)} clients")
             graph = build_graph(
@@ -111,6 +120,7 @@ class Preparation:
                 pixels=section.pixels,
                 sign=config.reading.sign,
                 floor=section.floor,
+                message_noise=config.privacy.message_noise,
                 seed=config.seed,
             )
             self._graph = (key, graph)

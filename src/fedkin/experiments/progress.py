@@ -140,7 +140,7 @@ class Lines(Silent):
         done = record["round"] + 1
         if now - self.last >= self.every and done < rounds:
             self.last = now
-            left = timedelta(seconds=round((now - since) / (done - before) * (rounds - done)))
+            left = timedelta(seconds=round((now - since) / max(done - before, 1) * (rounds - done)))
             self._print(", ".join(filter(None, [f"{name}: round {done}/{rounds}", standing(record), f"{left} left"])))
 
     def warn(self, name: str, sentence: str) -> None:

@@ -69,6 +69,8 @@ def read_as(simulation: Simulation, reading: Reading) -> Simulation:
     s = simulation
     return PermutedSimulation(
         *(s.federation, s.model, algorithm, s.graph, s.weights, local, s.take_part, s.seed),
+        aggregate=s.aggregate,
+        privacy=s.privacy,
         anchors=anchors,
         averaging=averaging,
     )

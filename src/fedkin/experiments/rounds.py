@@ -8,6 +8,7 @@ import torch
 from fedkin.algorithms import Lanes, Tuning
 from fedkin.algorithms.rows import lane_of
 from fedkin.engine import metrics
+from fedkin.engine.accounting import epsilon_of
 from fedkin.engine.own import own_models
 from fedkin.engine.simulation import Simulation, State
 from fedkin.files import finite
@@ -45,9 +46,15 @@ def play(
             (record,) = metrics.measure(group.computed_model, models[[lane]], group.federation, training=training)
             measured[lane] |= record
     for lane, record in enumerate(measured):
-        record |= notes_of(group, state, lane) | state.traffic[lane].record()
+        record |= notes_of(group, state, lane) | state.traffic[lane].record() | spent(group, state.round, lane)
     seconds = round((time.perf_counter() - began) / runs, 6)
     return state, [finite({"round": state.round - 1, **one, "seconds": seconds}) for one in measured]
+
+
+def spent(group: Simulation, rounds: int, lane: int) -> Record:
+    """ε of a lane after so many rounds; nothing without noise."""
+    privacy, releases = group.privacy_of(lane), group.releases(rounds, lane)
+    return {"epsilon": round(epsilon_of(releases, privacy.delta), 6)} if privacy is not None and releases else {}
 
 
 def is_evaluated(round: int, every: int, rounds: int) -> bool:
@@ -57,7 +64,7 @@ def is_evaluated(round: int, every: int, rounds: int) -> bool:
 
 def unmeasured(record: Record, notes: Record) -> Record:
     """The record of a round without its measurements."""
-    names = ("sampled", "bytes_down", "bytes_up", "asked_bytes_down", "asked_bytes_up", "seconds", "warning")
+    names = ("sampled", "bytes_down", "bytes_up", "asked_bytes_down", "asked_bytes_up", "epsilon", "seconds", "warning")
     kept = {key: record[key] for key in names if key in record}
     return finite({"round": record["round"], **notes, **kept})  # type: ignore[no-any-return]
 

@@ -11,13 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedkin.algorithms import Algorithm, Local, Tuning, label_of, name_of
+from fedkin.algorithms import Algorithm, Averaging, Local, Tuning, averaging_rule, label_of, name_of
 from fedkin.algorithms.registry import settings_of
 from fedkin.data.card import DataCard
 from fedkin.data.federation import Federation
 from fedkin.engine import lanes
 from fedkin.engine.metrics import has_diverged
 from fedkin.engine.own import own_model
+from fedkin.engine.privacy import Privacy, check_messages
 from fedkin.engine.scores import predictions, score_summary
 from fedkin.engine.simulation import Simulation, State
 from fedkin.errors import BadInput
@@ -35,7 +36,7 @@ from fedkin.experiments.rounds import is_evaluated, play
 from fedkin.experiments.trained import Trained
 from fedkin.files import json_object
 from fedkin.graph.similarity import SimilarityGraph, build_graph
-from fedkin.models import Model, build_model, loss_of
+from fedkin.models import Mixture, Model, build_model, loss_of
 from fedkin.types import Record
 
 
@@ -49,6 +50,8 @@ def train(
     local: Local | None = None,
     rounds: int = 100,
     take_part: int | None = None,
+    aggregate: str | Averaging = "mean",
+    privacy: Privacy | None = None,
     threshold: float | None = None,
     seed: int = 0,
     evaluate_every: int = 1,
@@ -66,6 +69,8 @@ def train(
     weights         averaging weights of the server: `samples`, `uniform`, or `adjacency` as in the paper
     local           local training (default: `Local()`)
     take_part       M, number of clients sampled per round (None: all)
+    aggregate       how the server averages models: `mean`, `median`, `trimmed`, `krum`, or `fedkin.Krum(attackers=2)`
+    privacy         how uploads are clipped and get noise, such as `fedkin.Privacy(clip=1.0, epsilon=3.0, delta=1e-3)`
     threshold       accuracy (default: 0.75) or mean squared error (default: none) for which the number of rounds is
                     reported
     evaluate_every  rounds between measurements; the last round is always measured
@@ -80,7 +85,9 @@ def train(
     named_model = model if isinstance(model, str) else type(model).__name__
     kind = graph if isinstance(graph, str) else repr(graph)
     if isinstance(graph, str):
-        graph = build_graph(federation, graph, seed=seed)
+        if privacy is not None:
+            check_messages(privacy, graph)
+        graph = build_graph(federation, graph, message_noise=privacy.message_noise if privacy else 0.0, seed=seed)
     if isinstance(model, str | nn.Module):
         model = build_model(federation, model)
     elif model.loss != loss_of(federation.target):
@@ -89,12 +96,18 @@ def train(
             "model that loss, or use fedkin.build_model"
         )
     p = graph.weights(weights, federation.train.sizes)
-    simulation = Simulation(federation, model, algorithm, graph, p, local or Local(), take_part, seed)
+    local, rule = local or Local(), averaging_rule(aggregate)
+    simulation = Simulation(federation, model, algorithm, graph, p, local, take_part, seed, aggregate=rule)
+    if privacy is not None:
+        simulation = replace(simulation, privacy=privacy)
+        simulation = replace(simulation, privacy=privacy.found(rounds, simulation.rate))
     done: list[Record] = []
     state = simulation.start()
     if evaluate not in ("all", "test") or evaluate_every < 1:
         raise BadInput("evaluate is 'all' or 'test', and evaluate_every at least 1: choose one of these")
     tuning = Tuning(fine_tune, fine_tune_step) if fine_tune else None
+    if caution := simulation.caution():
+        warnings.warn(caution, stacklevel=2)
     first = first_losses(simulation, state.model, [simulation.local.l2])
     name, hyper = name_of(algorithm), settings_of(algorithm)
     with round_bar(label_of(name), rounds, progress) as shown:
@@ -121,9 +134,13 @@ def train(
         "model": {"kind": named_model, "parameters": model.size},
         "graph": {"kind": kind},
         "weights": weights,
+        "aggregation": repr(rule),
+        **({} if simulation.privacy is None else {"privacy": asdict(simulation.privacy)}),
         "local": asdict(simulation.local),
     }
     summary = {"algorithm": name, "hyperparameters": hyper, **records.summarise(done, threshold, state.spaces)}
+    if simulation.privacy is not None:
+        summary |= simulation.privacy.summary(simulation.releases(state.round))
     if summary["status"] == "finished":
         summary |= score_summary(simulation, predictions(simulation, state, tuning))
     return Result(label_of(name), config, done, summary, state.model, live=_trained(replace(simulation), state))
@@ -137,7 +154,9 @@ def _trained(simulation: Simulation, state: State) -> Trained:
     def own(client: int) -> Tensor:
         return own_model(simulation, state, client)
 
-    return Trained(simulation.model, card, state.model, own if card.personal else None)
+    count = simulation.algorithm.at(state.round).mixture
+    used = None if count == 1 else Mixture(simulation.model, count)
+    return Trained(simulation.model, card, state.model, own if card.personal else None, used)
 
 
 def run(
@@ -211,6 +230,8 @@ def _of_one_federation(todo: Sequence[Plan]) -> list[list[Plan]]:
         settings = plan.config.model_dump(mode="json", exclude={"algorithm": True, "threshold": True})
         for hyper in ("step_size", "l2", "clip"):
             del settings["local"][hyper]
+        for number in ("clip", "noise", "epsilon", "delta", "runs", "rounds"):
+            del settings["privacy"][number]
         settings["validation"] = validation_share(plan.config)  # depends on the algorithm
         groups.setdefault(json.dumps(settings), []).append(plan)
     return list(groups.values())
@@ -249,7 +270,11 @@ class _Runs:
 
     def _opened(self, plan: Plan, fresh: bool = False) -> contextlib.AbstractContextManager[None]:
         return self.folders[plan.name].opened(
-            self._settings(plan), data=self.data, fresh=fresh, usual=self.usual, grows=True
+            self._settings(plan),
+            data=self.data,
+            fresh=fresh,
+            usual=self.usual,
+            grows=not plan.config.privacy.depends_on_rounds,
         )
 
     def _groups(self) -> list[list[str]]:
@@ -262,10 +287,15 @@ class _Runs:
                 groups[before] = None
                 begun |= set(before)
         waiting: dict[Any, list[Plan]] = {}
+        selecting: list[str] = []  # runs that cannot be lanes
         for plan in self.plans.values():
             if plan.name not in begun:
-                simulation = self._simulation(plan)
-                waiting.setdefault(lanes.key(simulation) or plan.name, []).append(plan)
+                key = lanes.key(self._simulation(plan))
+                selecting += [plan.name] if key is None else []
+                waiting.setdefault(key or plan.name, []).append(plan)
+        if len(selecting) > 1:
+            others = f"{len(selecting)} runs, of which this is the first,"
+            self.listener.warn(selecting[0], f"{others} select clients of their own, and go one after another")
         for alike in waiting.values():
             at_once = min(MOST_LANES, lanes.most(self._simulation(alike[0])))
             for first in range(0, len(alike), at_once):

@@ -15,10 +15,10 @@ from fedkin.data.card import DataCard
 from fedkin.engine.metrics import rows_at_once
 from fedkin.errors import BadInput
 from fedkin.experiments.config import ModelSection
-from fedkin.experiments.model_files import read_card, read_own
+from fedkin.experiments.model_files import own_size, read_card, read_own
 from fedkin.experiments.preparation import model_of
 from fedkin.files import json_object
-from fedkin.models import Model, plain_module
+from fedkin.models import Mixture, Model, plain_module
 from fedkin.models.plain import input_shape, module_code
 from fedkin.types import Record, Tensors
 
@@ -33,6 +33,7 @@ class Trained:
     card    what the models must know of the data
     w       parameters of the global model, (P,)
     own     gives the parameters of a client's own model by its number; None if clients use the global model
+    used    the function of those parameters if it is not `model`, as with a mixture
     code    Python that builds the module of plain PyTorch, for a model by import path
     """
 
@@ -40,6 +41,7 @@ class Trained:
     card: DataCard
     w: Tensor
     own: Callable[[int], Tensor] | None = None
+    used: Model | None = None
     code: str = "MyNet()"
 
     @property
@@ -65,9 +67,13 @@ class Trained:
             )
         return self.w
 
+    def function(self, client: str | int | None = None) -> Model:
+        """The function of these parameters."""
+        return self.model if client is None or self.used is None else self.used
+
     def module(self, client: str | int | None = None) -> nn.Module:
         """The model as a module of plain PyTorch, for preprocessed samples."""
-        return plain_module(self.model, self.parameters(client))
+        return plain_module(self.function(client), self.parameters(client))
 
     def state_dict(self, client: str | int | None = None) -> Tensors:
         """The named tensors of the module of plain PyTorch."""
@@ -80,10 +86,10 @@ class Trained:
         target = self.card.target
         if output == "probabilities" and target.is_number:
             raise BadInput("a number is predicted, which has no probabilities: use output='values' or 'scores'")
-        rows, w = self.card.prepared(x, client), self.parameters(client).cpu()
+        rows, w, model = self.card.prepared(x, client), self.parameters(client).cpu(), self.function(client)
         with torch.no_grad():
-            parts = torch.split(rows, rows_at_once(self.model, self.card.features))
-            z = torch.cat([self.model.scores(w, part) for part in parts], dim=-1)
+            parts = torch.split(rows, rows_at_once(model, self.card.features))
+            z = torch.cat([model.scores(w, part) for part in parts], dim=-1)
             if output == "scores":
                 return z.mT.numpy()
             if output == "probabilities":
@@ -106,10 +112,9 @@ class Trained:
         """The type of a sample as the module of plain PyTorch takes it."""
         return getattr(self.model, "dtype", torch.float32)
 
-    @property
-    def module_code(self) -> str:
+    def module_code(self, client: str | int | None = None) -> str:
         """A line of Python that builds the module of plain PyTorch."""
-        return module_code(self.model, self.code)
+        return module_code(self.function(client), self.code)
 
 
 def trained_in(folder: Path, config: Record, beside: Path | None = None) -> Trained:
@@ -133,4 +138,8 @@ def trained_in(folder: Path, config: Record, beside: Path | None = None) -> Trai
         )
     arguments = ", ".join(f"{name}={value!r}" for name, value in section.args.items())
     code = f"{section.kind.rpartition(':')[2]}({arguments})"
-    return Trained(model, card, w, (lambda client: read_own(folder, client)) if card.personal else None, code)
+    own = (lambda client: read_own(folder, client)) if card.personal else None
+    size = own_size(folder) if card.personal else None
+    # A client that uses one model has as many parameters as the global one.
+    used = None if size in (None, model.size) else Mixture(model, size // (model.size + 1))
+    return Trained(model, card, w, own, used, code)

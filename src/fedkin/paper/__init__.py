@@ -4,8 +4,11 @@ reproduce.py        reproductions, described by the TOML files in reproductions/
 tables.py           their tables: results next to the paper's values
 milestones.py       a measure after some rounds, next to published values
 client_losses.py    a table of the loss at every client
+momentum.py         a table of β by local optimizer
+small_cnn.py        a small convolutional network
 controls.py         tables of the control experiments, over seeds
 personal.py         tables of personal models, methods tuned alike
+privacy_table.py    accuracy for several ε
 figures.py          their figures: curves, sweeps, federations before training
 theory.py           the formulas of theorems and lemmas, as functions
 problem.py          a federation with its constants L, μ, Γ and its minimum

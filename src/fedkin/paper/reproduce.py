@@ -218,7 +218,7 @@ Presentation = Callable[[Context], Output]
 
 def _presentations() -> dict[str, tuple[Presentation, bool]]:
     """The presentations by name, and whether each needs runs."""
-    from fedkin.paper import client_losses, controls, figures, milestones, personal, tables
+    from fedkin.paper import client_losses, controls, figures, milestones, momentum, personal, privacy_table, tables
 
     return {
         "main_table": (tables.main_table, True),
@@ -226,7 +226,9 @@ def _presentations() -> dict[str, tuple[Presentation, bool]]:
         "variants": (tables.variants_table, True),
         "client_losses": (client_losses.client_losses, True),
         "milestones": (milestones.milestone_table, True),
+        "momentum": (momentum.momentum_tables, True),
         "controls": (controls.control_tables, True),
+        "privacy": (privacy_table.privacy_tables, True),
         "personal": (personal.personal_tables, True),
         "curves": (figures.curve_figures, True),
         "sweep": (figures.sweep_figures, True),

@@ -19,5 +19,6 @@ kin_runs.py    runs with kin: who is kin, what was chosen, what each client gain
 kin_layout.py  where the clients of a graph are drawn
 kin_figure.py  the graph of kin and the gains as a picture
 kin_text.py    the same as text, for `fedkin kin`
+privacy.py     what runs have spent of their clients' privacy
 pages.py       pages with sections that a command can replace
 """

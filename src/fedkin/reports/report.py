@@ -3,6 +3,7 @@
 import math
 import textwrap
 from collections.abc import Callable, Sequence
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from fedkin.reports.groups import described, experiments, groups_of, key_of, sho
 from fedkin.reports.labels import MISSING, comparable, is_number, is_seed, method_label, number, plain, title_of
 from fedkin.reports.measures import ResultColumn, mark_best, measures_of, value_column
 from fedkin.reports.page.document import can_make_page, page_of
-from fedkin.reports.pages import write_pages
+from fedkin.reports.pages import machine, with_section, write_pages
 from fedkin.reports.run import Run
 from fedkin.reports.runs import collect
 from fedkin.reports.selection import chosen_table, how_chosen
@@ -210,6 +211,21 @@ def write(folder: Path | str, out: Path | str | None = None) -> list[Path]:
             reason = (error.strerror or str(error)).lower()
             raise BadInput(f"the report cannot be written to {target} ({reason}): choose another folder") from None
     return written
+
+
+def write_section(folder: Path | str, page: Path | None, command: str) -> list[Path]:
+    """Write the answer and the table of one comparison into a Markdown page, if there is one: the paths written.
+
+    It replaces what is between `<!-- compare NAME -->` and `<!-- end NAME -->`, or is appended.
+    """
+    if page is None:
+        return []
+    runs = collect(folder)
+    text = page.read_text(encoding="utf-8") if page.exists() else ""
+    tables = [one.markdown().rstrip() for one in shown_tables(runs)]
+    origin = f"Written on {date.today().isoformat()} by `{command}` on {machine()}."
+    content = "\n\n".join([_conclusion_page(runs), *tables, f"{how_chosen(runs)}.", origin])
+    return write_pages(page.parent, {page.name: with_section(text, Path(folder).name, content, "compare")})
 
 
 def _page(runs: Sequence[Run], compared: Table, chosen: Table | None) -> str:

@@ -103,9 +103,8 @@ def how_chosen(runs: Sequence[Run]) -> str:
     record = json_object(runs[0].folder.parent / COMPARISON_FILE) if runs else None
     if record is None:
         return "For each method and seed the setting with the lowest loss on the clients' validation samples was chosen"
-    half = (
-        " (after a fifth of the rounds, the better half went on)" if record["early_rounds"] < record["rounds"] else ""
-    )
+    *judged, _ = [*map(str, record["judged_after"])]
+    half = f" (after {', '.join(judged[:-1])} and {judged[-1]} rounds the better half went on)" if judged else ""
     return (
         f"Every method had {record['trials']} trials on one seed{half}; the setting with the lowest loss on the "
         "clients' validation samples was run again on fresh seeds"

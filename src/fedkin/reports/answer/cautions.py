@@ -7,6 +7,7 @@ from fedkin.algorithms import label_of
 from fedkin.reports.answer.contenders import Field
 from fedkin.reports.answer.ranking import FEDAVG, FINE_TUNED, Ranking
 from fedkin.reports.labels import plain, short
+from fedkin.reports.privacy import privacy_sentences
 from fedkin.reports.selection import ALONE
 
 FEW_SAMPLES = 30  # with fewer testing samples one of them weighs more than 3 points at a client
@@ -19,6 +20,7 @@ def cautions_of(field: Field, ranking: Ranking | None) -> Iterator[str]:
         yield from _choice(field, ranking)
         yield from _seeds(ranking)
         yield from _edges(ranking)
+    yield from privacy_sentences(field.runs)
     yield from _unfinished(field)
     if ranking is not None:
         yield from _missing(ranking)

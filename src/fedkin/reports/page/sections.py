@@ -13,6 +13,7 @@ from fedkin.reports.kin_runs import kin_run_of
 from fedkin.reports.page.chart_data import client_columns, curve_columns, lines_of, quantities
 from fedkin.reports.page.charts import Chart, client_chart, curve_chart, difference_chart, gain_chart, looks
 from fedkin.reports.page.kin_chart import kin_chart
+from fedkin.reports.privacy import epsilon_text
 from fedkin.reports.run import Run
 from fedkin.reports.selection import how_chosen
 from fedkin.reports.tables import NEVER
@@ -93,6 +94,8 @@ def ranking_table(ranking: Ranking) -> Markup:
         ("MB up", "megabytes that a sampled client sends in all rounds"),
         ("seconds", "of computation, on the machine of the runs"),
     ]
+    spent = {one.label: next(filter(None, map(epsilon_text, one.runs)), "") for one in everyone}
+    columns += [("ε", "of one run, by differential privacy of whole clients")] if any(spent.values()) else []
     for one in everyone:
         gap = ranking.behind.get(one.label)
         alone = ranking.better_alone(one)
@@ -111,6 +114,7 @@ def ranking_table(ranking: Ranking) -> Markup:
                 down,
                 up,
                 f"{_mean(one, [run.seconds for run in one.runs]):.1f}",
+                *([spent[one.label] or NEVER] if any(spent.values()) else []),
             ]
         )
     numeric = [title not in ("method", "setting", "verdict") for title, _ in columns]
