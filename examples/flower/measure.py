@@ -1,12 +1,16 @@
 """What Flower costs: seconds a round compared with the in-process engine, and the effect of u in half precision.
 
 python examples/flower/measure.py            # prints the tables of docs/flower.md
+python examples/flower/measure.py --scale    # 500 nodes in Flower's simulation beside the engine
 """
 
 import argparse
+import os
 import statistics
+import sys
 import tempfile
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +21,7 @@ from fedkin import FedKin, Local
 from fedkin.flower.wire import pack, unpack
 from loopback.federation import Loopback
 
-APP = Path(__file__).parent / "digits"
+APP, SCALE = (Path(__file__).parent / name for name in ("digits", "scale"))
 LOCAL = Local(epochs=5, batch_size=32, order="shuffled")
 GAMMA = 0.05
 
@@ -86,12 +90,40 @@ def halves(seeds, rounds):
     print(f"\nLargest difference in any round of any run: {gap:.1e} in test loss, {flips:.4f} in test accuracy.")
 
 
+def scale(nodes, rounds):
+    """The third table: many nodes, softmax regression on 784 features."""
+    sys.path.insert(0, str(SCALE))
+    from scale import task
+
+    made = fedkin.from_clients([task.drawn(node) for node in range(nodes)], [task.drawn(nodes)], preprocess="none")
+    given = {"local": task.LOCAL, "rounds": rounds, "evaluate": "test", "evaluate_every": rounds}
+    result = fedkin.train(made, task.ALGORITHM, model=task.MODEL, **given)
+    with (
+        tempfile.TemporaryDirectory(prefix="fedkin-") as scratch,
+        Loopback(Path(scratch), nodes=nodes, simulation=True) as link,
+    ):
+        run = link.run(SCALE, {"nodes": nodes, "rounds": rounds, "out": scratch})
+        records = list(link.records(run, Path(scratch) / "scale"))
+    own = statistics.median(record["train_metrics"]["seconds"] for record in records)
+    later = [record["seconds"] for record in records[1:]]
+    cores = len(os.sched_getaffinity(0))
+    print(f"\n{nodes} nodes, {rounds} rounds, {cores} cores, {date.today().isoformat()}\n")
+    print("| where | first round, s | later rounds, s (median) |\n| --- | ---: | ---: |")
+    print(f"| in-process engine | {result.seconds[0]:.2f} | {statistics.median(result.seconds[1:]):.2f} |")
+    print(f"| Flower simulation (Ray) | {records[0]['seconds']:.1f} | {statistics.median(later):.1f} |")
+    print(f"| of which the nodes' own work, on {cores} cores | | {own * nodes / cores:.1f} |")
+
+
 def main():
-    """Both tables."""
+    """The tables."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--rounds", type=int, default=5, help="on Flower")
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--scale", type=int, nargs="?", const=500, help="only the table of so many nodes (500)")
     given = parser.parse_args()
+    if given.scale:
+        scale(given.scale, given.rounds)
+        return
     seconds(given.rounds)
     halves(given.seeds, rounds=60)
 

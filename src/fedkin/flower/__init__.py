@@ -1,13 +1,23 @@
 """The same algorithms on a real federation: Flower transports the messages between the server and the nodes.
 
-server.py       the strategy: rounds, checks, faults
-nodes.py        the clients of a run, their names and nodes
+server.py       the strategy: what is sent to nodes, and how replies are combined
+run_loop.py     the rounds of a run, repeated or mended where they fail
+nodes.py        which nodes are available, and who they are
+roster.py       the clients of a run, by number
+transport.py    messages to nodes, and the replies in time
+checks.py       checks on everything that nodes send
+guard.py        replies that are too large, and models that have become worse
+ledger.py       what a round costs, who failed in it, and who is left out
 run_records.py  the folder of a run
 evaluation.py   helpers for server apps
+settings.py     which settings are sensible, and how they are recorded
 client.py       the client app
 own_loop.py     a training loop of your own
 tasks.py        a round's work at a node, and the client's memory
-wire.py         what is sent, and the checks on it
+wire.py         what is sent
+layout.py       where a module's parameters are in what is sent
+protection.py   noise of the server and of nodes
+secure.py       secure sums of updates, by Flower's SecAgg+
 keys.py         certificates and node keys
 
 `server_app.py`:
@@ -34,7 +44,19 @@ except ImportError as error:
 from fedkin.flower.client import arrays, client_app, introduce
 from fedkin.flower.evaluation import initial_arrays, measured
 from fedkin.flower.own_loop import Work
+from fedkin.flower.secure import SecureSum, secured
 from fedkin.flower.server import Strategy
 from fedkin.flower.tasks import memory_of
 
-__all__ = ["Strategy", "Work", "arrays", "client_app", "initial_arrays", "introduce", "measured", "memory_of"]
+__all__ = [
+    "SecureSum",
+    "Strategy",
+    "Work",
+    "arrays",
+    "client_app",
+    "initial_arrays",
+    "introduce",
+    "measured",
+    "memory_of",
+    "secured",
+]

@@ -1,7 +1,8 @@
 """What a run on Flower writes into its folder, and reads again to continue: the records of an engine's run."""
 
+import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,21 @@ from torch import Tensor
 
 from fedkin.data.measure import measure_in
 from fedkin.engine.simulation import State
+from fedkin.errors import BadInput
 from fedkin.experiments.records import RunFolder, summarise
-from fedkin.flower.nodes import log
+from fedkin.flower.ledger import log
 from fedkin.types import Record
+
+
+@contextmanager
+def for_the_group() -> Iterator[None]:
+    """Files that are created inside are readable by their owner and its group at most (0640): models tell of data."""
+    before = os.umask(0o077)
+    os.umask(before | 0o027)
+    try:
+        yield
+    finally:
+        os.umask(before)
 
 
 class RunRecords:
@@ -33,19 +46,29 @@ class RunRecords:
             yield
             return
         path = self.folder.path.absolute()
-        with self.folder.opened({"name": path.parent.name, **settings}):
+        with ExitStack() as stack:
+            with for_the_group():
+                stack.enter_context(self.folder.opened({"name": path.parent.name, **settings}, grows=True))
             yield
 
-    def finished(self) -> Tensor | None:
-        """The final model, if the folder holds the whole run."""
-        if self.folder is None:
+    def finished(self, rounds: int) -> Tensor | None:
+        """The final model, if the folder holds the whole run; a shorter one grows, if its last state was kept."""
+        if self.folder is None or (found := self.folder.result()) is None:
             return None
-        if (found := self.folder.result()) is None:
+        summary, done, model = found
+        if summary["status"] == "finished" and len(done) < rounds:
+            if len(done) not in self.folder.sound_rounds():
+                raise BadInput(
+                    f"{self.folder.path} ended after {len(done)} rounds without a checkpoint, so it cannot continue to "
+                    f"{rounds}: choose another folder"
+                )
             return None
         log.info("%s is finished already", self.folder.path)
-        _, self.done, model = found
+        os.utime(self.folder.path / "summary.json")  # so that who follows the run sees that this is its result
+        self.done = done
         return model
 
+    @for_the_group()
     def resume(self) -> State | None:
         """The state after the last complete round, if there is one."""
         if self.folder is None:
@@ -54,20 +77,30 @@ class RunRecords:
         state = self.folder.load(max(sound)) if sound else None
         self.done = self.folder.records()[: state.round] if state else []
         self.folder.keep_records(self.done)
+        self.folder.begin([self.folder.path.name])
         if state:
             log.info("continuing after round %s", state.round)
         return state
 
-    def add(self, record: Record, state: State | None) -> None:
-        """One more round, with a checkpoint of the state after it if the run goes on."""
+    @for_the_group()
+    def add(self, record: Record, state: State) -> None:
+        """One more round, with a checkpoint of the state after it."""
         self.done.append(record)
         if self.folder is not None:
             self.folder.append(record)
-            if state is not None:
-                self.folder.save(state)
+            self.folder.save(state)
 
-    def finish(self, algorithm: str, hyperparameters: Record, threshold: float | None, model: Tensor) -> None:
-        """Write the result."""
+    @for_the_group()
+    def finish(
+        self,
+        algorithm: str,
+        hyperparameters: Record,
+        threshold: float | None,
+        model: Tensor,
+        diverged: bool,
+        spent: Record,
+    ) -> None:
+        """Write the result, with what was spent of the clients' privacy."""
         if self.folder is None:
             return
         path, seconds = self.folder.path.absolute(), round(sum(record["seconds"] for record in self.done), 3)
@@ -81,9 +114,11 @@ class RunRecords:
             "algorithm": algorithm,
             "hyperparameters": hyperparameters,
             **(summarise(self.done, threshold) if measured else unmeasured),
+            **({"status": "diverged", "diverged_at": self.done[-1]["round"]} if diverged else {}),
+            **spent,
         }
         self.folder.finish(summary, model)
-        self.folder.tidy("model")  # what clients remember is at the nodes: it cannot grow
+        self.folder.tidy("model" if diverged else "auto")
 
     def fill(self, result: Result) -> None:
         """Put the measurements of the rounds so far into Flower's result."""

@@ -5,12 +5,15 @@ kept. Not every round of a node counts: a reply may come too late, the server ma
 earlier one. The order says which round counted last, and the client continues from what it kept then.
 """
 
+import math
 from dataclasses import dataclass
 
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from torch import Tensor
 
 from fedkin.errors import BadInput
+from fedkin.flower.layout import Layout
+from fedkin.flower.protection import upload_of
 from fedkin.flower.wire import FIRST, METRICS, NODE, ORDER, VECTORS, Order, pack, unpack
 from fedkin.types import Tensors
 
@@ -29,6 +32,8 @@ class Task:
 
     memory  what the client remembers
     lost    whether that begins anew although the client has taken part before
+    layout  where the trained parameters are in the vectors of the server
+    whole   the received model with all its entries
     """
 
     message: Message
@@ -37,15 +42,16 @@ class Task:
     got: Tensors
     memory: Tensors
     lost: bool
+    layout: Layout
+    whole: Tensor
 
     @classmethod
-    def received(cls, msg: Message, context: Context | None, size: int) -> "Task":
-        """Read a message for a node whose model has `size` parameters."""
+    def received(cls, msg: Message, context: Context | None, layout: Layout) -> "Task":
+        """Read a message for a node with this layout."""
         content = msg.content
-        order, got = Order.unpack(content.config_records[ORDER]), _stacked(content, VECTORS)
-        if (sent := got["model"].shape[-1]) != size:
-            raise BadInput(f"the server sent {sent} parameters where this node's model has {size}: use one model")
-        first = _stacked(content, FIRST) if FIRST in content.array_records else got
+        order, sent = Order.unpack(content.config_records[ORDER]), _stacked(content, VECTORS)
+        got = layout.taken(sent)
+        first = layout.taken(_stacked(content, FIRST)) if FIRST in content.array_records else got
         memory, lost = order.algorithm.remember(first["model"]), False
         if memory and context is None:
             raise BadInput(
@@ -55,7 +61,7 @@ class Task:
         if memory and context is not None and order.counted >= 0:
             lost = order.counted not in _rounds(context.state)
             memory = memory if lost else _stacked(context.state, f"{KEPT}{order.counted}")
-        return cls(msg, context, order, got, memory, lost)
+        return cls(msg, context, order, got, memory, lost, layout, sent["model"])
 
     def reply(
         self,
@@ -65,14 +71,22 @@ class Task:
         steps: int,
         samples: int,
         metrics: dict[str, float] | None = None,
+        own_loop: bool = False,
     ) -> Message:
-        """Keep what the algorithm keeps, and send what it replies after so many steps."""
+        """Keep what the algorithm keeps, and send what it replies after so many steps.
+
+        own_loop  whether the steps were those of a loop of the user's own, not of the server's `Local`
+        """
         sent, kept = self.order.algorithm.reply(w, got, memory, w.new_full((1, 1), steps))
+        if math.isfinite(self.order.clip):
+            sent["model"] = upload_of(sent["model"], self.got["model"], self.order.clip, self.order.noise)
         if self.memory and self.context is not None:
             self._keep(self.context.state, {**self.memory, **kept})
+        sent = self.layout.placed({name: value.cpu() for name, value in sent.items()}, self.whole)
         content = RecordDict({VECTORS: pack({name: value[0] for name, value in sent.items()})})
         content[METRICS] = MetricRecord({"num-examples": samples, **(metrics or {})})
-        content[NODE] = ConfigRecord({"memory-lost": self.lost})
+        given = {"clip": self.order.clip, "noise": self.order.noise}
+        content[NODE] = ConfigRecord({"memory-lost": self.lost, "own-loop": own_loop, **given})
         return Message(content, reply_to=self.message)
 
     def _keep(self, state: RecordDict, memory: Tensors) -> None:
@@ -82,6 +96,11 @@ class Task:
             if round not in counted:
                 del state[f"{KEPT}{round}"]
         state[f"{KEPT}{self.order.round}"] = pack({name: value[0] for name, value in memory.items()})
+
+
+def model_in(msg: Message) -> Tensor:
+    """The model that the server sent, with all its entries, (S,)."""
+    return unpack(msg.content.array_records[VECTORS])["model"]
 
 
 def _rounds(state: RecordDict) -> list[int]:

@@ -1,7 +1,7 @@
-"""What travels between the server and the nodes of a Flower federation, and the checks on what arrives.
+"""What travels between the server and the nodes of a Flower federation.
 
     server → node   query          whether a message is wanted for the graph
-    node → server                  the node's name and number of samples, and its message mᵢ
+    node → server                  the node's name, numbers of samples and parameters, and its message mᵢ
     server → node   query.losses   a model w, if the algorithm selects clients by their losses
     node → server                  fᵢ(w)
     server → node   train          w̄ and what else the algorithm sends (FedKin: the node's own uᵢ), and the order
@@ -10,24 +10,26 @@
 Vectors are flat: one array with all parameters, in the order of the model's parameters.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
-from numpy.typing import NDArray
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
 
 from fedkin.algorithms import ALGORITHMS, Algorithm, Local, algorithm_named, name_of
 from fedkin.algorithms.registry import settings_of
 from fedkin.errors import BadInput, nearest
-from fedkin.types import Floats, Tensors
+from fedkin.types import Tensors
 
 # The records of a message. FIRST holds the first global model, for a client's first round.
 VECTORS, FIRST, ORDER, NODE, METRICS = "vectors", "first", "work", "node", "metrics"
 LOSSES = "query.losses"  # the type of a message that asks for fᵢ(w)
+
+NUMBERS = ("seed", "round", "client", "counted", "clip", "noise")  # of an order
 
 # Endings of the names of arrays that travel in half precision.
 DIFFERENCE, HALF, SCALE = " − model", ", half", ", scale"
@@ -75,29 +77,44 @@ def payload(content: RecordDict) -> int:
     return sum(len(array.data) for record in content.array_records.values() for array in record.values())
 
 
+RUNNING = ("running_mean", "running_var", "num_batches_tracked")  # endings of names of running statistics
+
+
 def flatten(arrays: ArrayRecord) -> Tensor:
-    """All arrays of a model in one vector, (P,) float32."""
-    parts = [array.numpy() for array in arrays.values()]
+    """All arrays of a model in one vector, (P,) float32, without those of integers or Booleans, which are constants."""
+    parts = {name: array.numpy() for name, array in arrays.items()}
     if not parts:
         raise BadInput("the initial arrays are empty: pass ArrayRecord(model.state_dict())")
-    if other := next((p.dtype for p in parts if p.dtype != np.float32), None):
-        raise BadInput(
-            f"the initial arrays contain {other}, but only float32 parameters can be averaged: "
-            "use a model in float32 without running statistics (GroupNorm or LayerNorm instead of BatchNorm)"
-        )
-    return torch.from_numpy(np.concatenate([p.reshape(-1) for p in parts]))
+    for name, part in parts.items():
+        other = name.endswith(RUNNING) or (part.dtype != np.float32 and not _is_constant(part.dtype))
+        if other:
+            raise BadInput(
+                f"the initial arrays contain {name} in {part.dtype}, but only float32 parameters can be averaged: "
+                "use a model in float32 without running statistics (GroupNorm or LayerNorm instead of BatchNorm)"
+            )
+    averaged = [part.reshape(-1) for part in parts.values() if not _is_constant(part.dtype)]
+    if not averaged:
+        raise BadInput("the initial arrays have no float32 parameters: pass ArrayRecord(model.state_dict())")
+    return torch.from_numpy(np.concatenate(averaged))
 
 
 def unflatten(vector: Tensor, like: ArrayRecord) -> ArrayRecord:
-    """The vector (P,) as arrays with the names and shapes of another record."""
+    """The vector (P,) as arrays with the names and shapes of another record, whose constants stay."""
     arrays: dict[str, Array] = {}
     first = 0
     for name, array in like.items():
+        if _is_constant(np.dtype(array.dtype)):
+            arrays[name] = array
+            continue
         size = int(np.prod(array.shape, dtype=np.int64))
         part = vector[first : first + size].detach().cpu().numpy()
         arrays[name] = Array(np.ascontiguousarray(part.reshape(array.shape)))
         first += size
     return ArrayRecord(arrays)
+
+
+def _is_constant(dtype: np.dtype[Any]) -> bool:
+    return dtype.kind in "iub"
 
 
 # -- orders ------------------------------------------------------------------------------------------------------------
@@ -110,6 +127,8 @@ class Order:
     client   the client's number among all: batches are drawn under (seed, round, client)
     counted  the last round in which the server used this client's reply, −1 if none: its memory is the one it kept
              after that round
+    clip     C, the largest ‖wᵢ − w̄‖ that the node may send: a longer update is clipped
+    noise    standard deviation, in units of C, of the noise that the node adds to its model
     """
 
     algorithm: Algorithm
@@ -118,11 +137,13 @@ class Order:
     round: int
     client: int
     counted: int = -1
+    clip: float = math.inf
+    noise: float = 0.0
 
     def pack(self) -> ConfigRecord:
         """As plain values with dotted names; what is None is left out."""
         flat: dict[str, Any] = {"algorithm": name_of(self.algorithm)}
-        flat |= {name: getattr(self, name) for name in ("seed", "round", "client", "counted")}
+        flat |= {name: getattr(self, name) for name in NUMBERS}
         flat |= {f"algorithm.{name}": value for name, value in settings_of(self.algorithm).items()}
         flat |= {f"local.{name}": value for name, value in asdict(self.local).items()}
         sent = {name: value for name, value in flat.items() if value is not None}
@@ -146,7 +167,7 @@ class Order:
                     f"this node's {kind.__name__} has no field '{min(sent - own)}': install the server's version of it"
                 )
             parts.append(kind(**{name: record.get(f"{part}.{name}") for name in own}))  # what was left out was None
-        numbers: dict[str, Any] = {key: record[key] for key in ("seed", "round", "client", "counted")}
+        numbers: dict[str, Any] = {key: record[key] for key in NUMBERS}
         return cls(*parts, **numbers)
 
 
@@ -169,69 +190,3 @@ def _classes(root: type[Algorithm]) -> Iterator[type[Algorithm]]:
     yield root
     for kind in root.__subclasses__():
         yield from _classes(kind)
-
-
-# -- checks ------------------------------------------------------------------------------------------------------------
-
-
-class Refused(ValueError):  # noqa: N818 - reads as what it is
-    """What a node sent cannot be used; the message says why."""
-
-
-def checked_vectors(
-    content: RecordDict, expected: Mapping[str, tuple[int, ...]], model: Tensor, max_norm: float | None
-) -> Tensors:
-    """The vectors of a reply, or `Refused`: names, shapes, dtype, finite values, ‖w − w̄‖ ≤ max_norm.
-
-    expected  the shape (q,) of each vector, by name
-    model     w̄, (P,)
-    """
-    record = content.array_records.get(VECTORS)
-    if record is None or set(record) != set(expected):
-        sent = "nothing" if record is None else ", ".join(sorted(record)) or "nothing"
-        raise Refused(f"sent {sent} instead of {', '.join(sorted(expected))}")
-    vectors: Tensors = {}
-    for name, array in record.items():
-        found = _decoded(array, name)
-        if found.dtype != np.float32:
-            raise Refused(f"{name} has dtype {found.dtype} instead of float32")
-        if found.shape != expected[name]:
-            raise Refused(f"{name} has shape {found.shape} instead of {expected[name]}")
-        if not np.isfinite(found).all():
-            raise Refused(f"{name} contains NaN or infinite values")
-        vectors[name] = torch.from_numpy(found.copy())
-    if max_norm is not None and "model" in vectors:
-        norm = float(torch.linalg.vector_norm(vectors["model"].double() - model.double()))
-        if norm > max_norm:
-            raise Refused(f"the model lies {norm:.3g} from the global one, more than max_norm = {max_norm:g}")
-    return vectors
-
-
-def checked_message(content: RecordDict, features: int | None) -> Floats:
-    """The message of a node, or `Refused`: a finite unit vector in float64 with as many entries as the others'."""
-    record = content.array_records.get(VECTORS)
-    if record is None or set(record) != {"message"}:
-        raise Refused("sent no message")
-    m = _decoded(record["message"], "message")
-    if m.dtype != np.float64 or m.ndim != 1 or m.size == 0:
-        raise Refused(f"the message is {m.dtype} of shape {m.shape} instead of one float64 vector")
-    if features is not None and m.size != features:
-        raise Refused(f"the message has {m.size} entries where the others have {features}")
-    if not np.isfinite(m).all() or abs(np.linalg.norm(m) - 1) > 1e-6:
-        raise Refused("the message is no unit vector")
-    return m
-
-
-def checked_loss(content: RecordDict) -> float:
-    """The loss of a node, or `Refused`: a finite number."""
-    loss = content.metric_records.get(METRICS, MetricRecord()).get("loss")
-    if not isinstance(loss, float) or not np.isfinite(loss):
-        raise Refused("sent no finite loss")
-    return loss
-
-
-def _decoded(array: Array, name: str) -> NDArray[Any]:
-    try:
-        return np.asarray(array.numpy())
-    except (ValueError, TypeError, EOFError, OSError) as error:
-        raise Refused(f"{name} cannot be read ({error})") from None

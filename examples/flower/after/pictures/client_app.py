@@ -1,0 +1,55 @@
+"""The client half."""
+
+import torch
+from flwr.app import Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+from fedkin.flower import Work, introduce
+from pictures.task import Net, load_data
+from pictures.task import test as test_fn
+from pictures.task import train as train_fn
+
+app = ClientApp()
+
+
+def loaders(context: Context):
+    """The data of the node's partition."""
+    node = context.node_config
+    return load_data(node["partition-id"], node["num-partitions"], context.run_config["batch-size"])
+
+
+introduce(app, lambda context: loaders(context)[0])
+
+
+@app.train()
+def train(msg: Message, context: Context):
+    """Train the global model on the node's data."""
+    model = Net()
+    work = Work(msg, model).hooked()
+    device = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+    model.to(device)
+    loader, _ = loaders(context)
+    train_loss = train_fn(
+        model,
+        loader,
+        context.run_config["local-epochs"],
+        msg.content["config"]["lr"],
+        device,
+    )
+    metrics = {
+        "train_loss": train_loss,
+        "num-examples": len(loader.dataset),
+    }
+    return work.reply(len(loader.dataset), metrics)
+
+
+@app.evaluate()
+def evaluate(msg: Message, context: Context):
+    """Test the global model on the node's data."""
+    model = Net()
+    model.load_state_dict(msg.content["arrays"].to_torch_state_dict())
+    device = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+    _, loader = loaders(context)
+    loss, accuracy = test_fn(model, loader, device)
+    metrics = {"eval_loss": loss, "eval_acc": accuracy, "num-examples": len(loader.dataset)}
+    return Message(content=RecordDict({"metrics": MetricRecord(metrics)}), reply_to=msg)

@@ -1,0 +1,1 @@
+"""Many nodes with drawn data."""
