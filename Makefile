@@ -4,15 +4,18 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: help demo federation test fuzz soak docs check format clean
+# Byte code is written when a module is first imported, not for all that is installed: most of it is never used.
+unexport PYTHONDONTWRITEBYTECODE
+
+.PHONY: help demo federation test test-long fuzz soak docs check kernels format clean
 
 help:  ## what there is
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint constraints.txt torch
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/pip install --quiet --upgrade pip  # newer ones resolve in half the time
+	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
 demo: $(READY)  ## what clients gain from their kin, on real digits: a table and a figure
@@ -35,12 +38,19 @@ check: $(READY)  ## formatting, lint and types
 	$(BIN)/ruff check src tests tools examples
 	$(BIN)/mypy
 
-test: check  ## check, then the tests
+kernels: $(READY)
+	$(BIN)/python -c 'import fedkin.engine.spaces.compiled, fedkin.engine.spaces.primal'
+
+test: $(READY)  ## check, then the tests
+	$(MAKE) --no-print-directory --jobs 2 check kernels  # compiled once, beside the types, not by each worker
 	$(BIN)/pytest -n 2 --dist worksteal
 
+test-long: $(READY)  ## longer tests with real Flower federations, which `make test` leaves out
+	$(BIN)/pytest -m long
+
 fuzz: SEED ?= $(shell date +%s)
-fuzz: TIMES ?= 20
-fuzz: $(READY)  ## the fuzzers with many more examples: make fuzz TIMES=20 SEED=1 (none: by the clock)
+fuzz: TIMES ?= 40
+fuzz: $(READY)  ## the fuzzers with many more examples: make fuzz TIMES=40 SEED=1 (none: by the clock)
 	FEDKIN_FUZZ=$(TIMES) $(BIN)/pytest tests/test_fuzz_*.py --hypothesis-seed=$(SEED)
 
 soak: KILLS ?= 200

@@ -56,6 +56,7 @@ PURPOSE = {
     "mocha": "clients whose similarity is to be learnt, linear models",
     "cfl": "clients in an unknown number of kinds",
     "fedamp": "clients whose similarity shows in their models",
+    "fedem": "clients whose data are mixtures of a few kinds",
 }
 VARIANTS: dict[str, list[tuple[str, Algorithm, str]]] = {
     "fedkin": [("κ = 1", FedKin(beta=1.0, kappa=1.0), "clients in kinds: each starts at the average of its kin")],
@@ -99,7 +100,7 @@ def row(label: str, algorithm: Algorithm, purpose: str) -> str:
         found["up"].append(traffic.up // 4)
     down, up = (" or ".join(amount(n) for n in sorted(set(each))) for each in found.values())
     script = two_steps(algorithm, Local(), model.device, names.got, names.memory)
-    space = "plain" if script is None else "fast" if script.tracks() is None else "fast, compiled"
+    space = "plain" if script is None else "fast"
     kept = amount(sum(value.shape[-1] for value in memory.values()))
     rule = (type(algorithm).__doc__ or "").splitlines()[0].rstrip(".")
     personal = "own" if algorithm.is_personal else "global"

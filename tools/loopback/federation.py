@@ -2,8 +2,8 @@
 
     python -m loopback examples/flower/digits --nodes 5
 
-Every process is started and ended by its own id. Nothing leaves the machine: telemetry, update checks and the
-installation of dependencies at run time are off.
+Every process has a keeper (`loopback.keeper`), so that none outlives the one that uses this module, however that ends.
+Nothing leaves the machine: telemetry, update checks and the installation of dependencies at run time are off.
 """
 
 import contextlib
@@ -25,7 +25,8 @@ from typing import Any, Self
 import httpx
 
 from fedkin.flower import keys
-from loopback import warm
+from loopback import keeper, warm
+from loopback.following import Run
 
 Config = Mapping[str, Any]
 
@@ -60,14 +61,22 @@ class Loopback:
         self.aside = Path(tempfile.mkdtemp(prefix="fedkin-"))  # a short path, as the path of a socket has to be
         self.port = free_port()
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.began: dict[str, int] = {}  # nanoseconds at which each run was started
+        paths = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
         self.environment = {
             **os.environ,
             **OFFLINE,
             **QUICK,
             "FLWR_HOME": str(self.folder / "flwr"),
+            # The processes have another working directory, and import this package.
+            "PYTHONPATH": os.pathsep.join([*map(os.path.abspath, paths), str(Path(__file__).parents[1])]),
             # Flower starts its parts by name.
             "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
         }
+
+    @property
+    def _place(self) -> dict[str, Any]:
+        return {"cwd": self.folder, "env": self.environment}
 
     @property
     def keys(self) -> Path:
@@ -85,7 +94,7 @@ class Loopback:
                 keys.make(self.keys, self.nodes)
             if self.warm:
                 self.environment["PATH"] = f"{warm.commands(self.aside)}{os.pathsep}{self.environment['PATH']}"
-                self.start("warm", [sys.executable, warm.__file__, str(self.aside)])
+                self.start("warm", [sys.executable, "-m", warm.__name__, str(self.aside)])
             self.start_link()
         except BaseException:
             self.stop_all()
@@ -117,7 +126,7 @@ class Loopback:
                     if client.get(address).is_success:
                         return
                 if self.processes["superlink"].poll() is not None or time.monotonic() > deadline:
-                    raise RuntimeError(f"the SuperLink did not start:\n{self.log('superlink')}")
+                    raise RuntimeError(f"the SuperLink did not start: {self.last_word('superlink')}")
                 time.sleep(0.1)
 
     def start_node(self, partition: int, name: str = "", options: Sequence[str] = ()) -> str:
@@ -134,52 +143,50 @@ class Loopback:
     def start(self, name: str, command: Sequence[str]) -> None:
         """Start a process that writes to a log of its own."""
         with self._log_file(name).open("ab") as log:
-            self.processes[name] = subprocess.Popen(
-                command, cwd=self.folder, env=self.environment, stdout=log, stderr=subprocess.STDOUT,
-                stdin=subprocess.DEVNULL, start_new_session=True,
-            )  # fmt: skip
+            self.processes[name] = keeper.kept(command, stdout=log, stderr=subprocess.STDOUT, **self._place)
 
     def stop(self, name: str, how: int = signal.SIGTERM) -> None:
-        """End a process by its id. The processes it has started end with it."""
+        """End a process, and what it has started."""
         process = self.processes.pop(name)
         if process.poll() is None:
-            process.send_signal(how)
-            try:
-                process.wait(10)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            if how == signal.SIGKILL:
+                keeper.kill([process.pid, *keeper.descendants([process.pid])])
+            else:
+                process.send_signal(how)
+        with process:  # closes the pipe, and waits
+            pass
 
     def stop_all(self) -> None:
-        """End all processes, the nodes first. All are signalled before any is waited for.
-
-        Flower's app processes end after their parent, unless the parent remains as a zombie. So the remaining
-        descendants are ended as well.
-        """
-        below = descendants([process.pid for process in self.processes.values()])
-        for process in self.processes.values():
-            if process.poll() is None and process not in map(self.processes.get, ("superlink", "warm")):
+        """End all processes, the nodes first. All are signalled before any is waited for."""
+        last = ("superlink", "warm")
+        for name, process in self.processes.items():
+            if process.poll() is None and name not in last:
                 process.terminate()
-        for name in sorted(self.processes, key=lambda name: (name == "warm", name == "superlink")):
+        for name in sorted(self.processes, key=lambda name: (name in last, name)):
             self.stop(name)
-        for pid in below:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
         shutil.rmtree(self.aside, ignore_errors=True)
+
+    def ended(self) -> dict[str, int]:
+        """The processes that have ended by themselves, with their exit codes."""
+        codes = {name: process.poll() for name, process in self.processes.items()}
+        return {name: code for name, code in codes.items() if code is not None}
 
     # -- Flower's commands ---------------------------------------------------------------------------------------------
 
     def flwr(self, *words: str) -> dict[str, Any]:
         """Run a `flwr` command; its output in JSON."""
         command = ["flwr", *words, "--format", "json"]
-        done = subprocess.run(
-            command, cwd=self.folder, env=self.environment, capture_output=True, text=True, check=False
-        )
+        with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as errors:
+            with keeper.kept(command, stdout=out, stderr=errors, **self._place) as process:
+                process.wait()
+            for file in (out, errors):
+                file.seek(0)
+            printed, more = (file.read().decode(errors="replace") for file in (out, errors))
         with contextlib.suppress(ValueError):
-            answer: dict[str, Any] = json.loads(done.stdout[done.stdout.index("{") :])
+            answer: dict[str, Any] = json.loads(printed[printed.index("{") :])
             if answer.get("success", True):
                 return answer
-        raise RuntimeError(f"{shlex.join(command)} failed:\n{done.stdout}{done.stderr}")
+        raise RuntimeError(f"{shlex.join(command)} failed: {_last_line(more) or _last_line(printed)}")
 
     def register(self, partition: int) -> None:
         """Register the public key of a node with the SuperLink."""
@@ -190,16 +197,33 @@ class Loopback:
         words = ["run", str(app.absolute()), "loopback", "--run-config", " ".join(map(_setting, config.items()))]
         if self.simulation:
             words += ["--federation-config", f"num-supernodes={self.nodes} client-resources-num-cpus=1"]
-        return str(self.flwr(*words)["run-id"])
+        began = time.time_ns()
+        run = str(self.flwr(*words)["run-id"])
+        self.began[run] = began
+        return run
 
-    def status(self, run: str) -> str:
-        """The status of a run: pending, starting, running, finished:completed, …"""
-        return str(self.flwr("list", "loopback", "--run-id", run)["runs"][0]["status"])
+    def status(self, run: str) -> tuple[str, str]:
+        """The status of a run (pending, starting, running, finished:completed, …), and why it has failed."""
+        found = self.flwr("list", "loopback", "--run-id", run)["runs"][0]
+        return str(found["status"]), str(found["status-details"])
 
     def log(self, name: str, last: int = 30) -> str:
         """The end of a process's log."""
-        lines = self._log_file(name).read_text(encoding="utf-8", errors="replace").splitlines()
+        file = self._log_file(name)
+        lines = file.read_text(encoding="utf-8", errors="replace").splitlines() if file.exists() else []
         return "\n".join(lines[-last:])
+
+    def connected(self) -> int:
+        """How many SuperNodes the SuperLink has accepted so far, by their logs."""
+        return sum("SuperNode ID" in self.log(name, 100_000) for name in self.processes if name.startswith("node-"))
+
+    def last_word(self, name: str) -> str:
+        """The last line of a process's log: of an error, what it says."""
+        return _last_line(self.log(name)) or "without a word"
+
+    def failures(self) -> int:
+        """How often a server app has failed so far, by the logs."""
+        return sum(self.log(name, 100_000).count("ServerApp raised an exception") for name in ("superlink", "warm"))
 
     def _log_file(self, name: str) -> Path:
         return self.folder / f"{name}.log"
@@ -209,35 +233,12 @@ class Loopback:
 
         timeout  the longest that a round may take
         """
-        seen, asked, moved = 0, time.monotonic(), time.monotonic()
+        followed = Run(self, run, out, self.began.get(run, 0), timeout)
         while True:
-            ended = (out / "summary.json").exists()  # checked first: the last round is recorded by then
-            lines = (out / "rounds.jsonl").read_text().split("\n")[:-1] if (out / "rounds.jsonl").exists() else []
-            now = time.monotonic()
-            for line in lines[seen:]:
-                yield json.loads(line)
-                moved = now
-            seen = max(seen, len(lines))
-            if ended:
+            yield from followed.new()
+            if followed.is_done:
                 return
-            if now - moved > timeout:
-                raise RuntimeError(f"round {seen + 1} is not done after {timeout:g} s:\n{self.log('superlink')}")
-            # The status takes two seconds of a core.
-            if now - asked > 30:
-                asked = now
-                if (status := self.status(run)).startswith("finished") and not (out / "summary.json").exists():
-                    raise RuntimeError(f"the run is {status} after {seen} rounds:\n{self.log('superlink')}")
             time.sleep(0.2)
-
-
-def descendants(pids: Sequence[int]) -> list[int]:
-    """The ids of all direct and indirect child processes."""
-    table = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
-    parents = {int(pid): int(parent) for pid, parent in (line.split() for line in table.splitlines())}
-    found = set(pids)
-    while new := {pid for pid, parent in parents.items() if parent in found} - found:
-        found |= new
-    return sorted(found - set(pids))
 
 
 def free_port() -> int:
@@ -245,6 +246,12 @@ def free_port() -> int:
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         return int(s.getsockname()[1])
+
+
+def _last_line(text: str) -> str:
+    """The last line that says something, without Flower's frame around messages."""
+    lines = [line.strip(" │╭╮╰╯─\t") for line in text.splitlines()]
+    return next((line for line in reversed(lines) if line), "")
 
 
 def _setting(item: tuple[str, Any]) -> str:

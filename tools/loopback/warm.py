@@ -17,6 +17,8 @@ from collections.abc import Callable
 from importlib.metadata import entry_points
 from pathlib import Path
 
+from loopback.keeper import end_with_parent
+
 COMMANDS = ("flower-superexec", "flwr-clientapp", "flwr-serverapp")
 
 # Waits until the process is ready, as the SuperLink is started at the same time; ends with the federation, whose folder
@@ -47,24 +49,13 @@ def commands(folder: Path) -> Path:
 
 
 def serve(folder: Path) -> None:
-    """Import all modules, then fork a command for every request. Ends its child processes when it is ended."""
+    """Import all modules, then fork a command for every request. Its child processes end with it."""
     found = {e.name: e for e in entry_points(group="console_scripts") if e.name in COMMANDS}
     loaded = {name: entry.load() for name, entry in found.items()}
     import fedkin.flower
 
     assert fedkin.flower
     started: list[int] = []
-
-    def end(*_: object) -> None:
-        for pid in started:
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
-        os._exit(0)
-
-    signal.signal(signal.SIGTERM, end)
-    signal.signal(signal.SIGINT, end)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(folder / "binding"))
         listener.listen(64)
@@ -86,6 +77,7 @@ def serve(folder: Path) -> None:
 
 def become(command: Callable[[], None], words: list[str]) -> None:
     """Run a command as a process of its own, and exit."""
+    end_with_parent()
     os.setsid()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
