@@ -34,25 +34,32 @@ needs_browser = pytest.mark.skipif(
 
 
 @contextmanager
-def opened(place: Path | str, **context: Any) -> Iterator[Any]:
-    """A page in the browser, drawn. What it says to the console, errors and requests are in `page.said`."""
+def launched() -> Iterator[Any]:
+    """The browser."""
     from playwright.sync_api import sync_playwright
 
-    address = place.absolute().as_uri() if isinstance(place, Path) else place
-    said: list[str] = []
     with sync_playwright() as play:
         browser = play.chromium.launch(executable_path=chromium(), args=FLAGS)
         try:
-            page: Any = browser.new_page(**context)
-            page.said = said
-            page.on("console", lambda message: said.append(f"{message.type}: {message.text}"))
-            page.on("pageerror", lambda error: said.append(f"error: {error}"))
-            page.on("request", lambda request: said.append(request.url) if request.url != address else None)
-            page.goto(address)
-            drawn(page)
-            yield page
+            yield browser
         finally:
             browser.close()
+
+
+@contextmanager
+def opened(browser: Any, place: Path | str, **context: Any) -> Iterator[Any]:
+    """A page in the browser, drawn. What it says to the console, errors and requests are in `page.said`."""
+    address = place.absolute().as_uri() if isinstance(place, Path) else place
+    said: list[str] = []
+    page: Any = browser.new_page(**context)
+    page.said = said
+    page.on("console", lambda message: said.append(f"{message.type}: {message.text}"))
+    page.on("pageerror", lambda error: said.append(f"error: {error}"))
+    page.on("request", lambda request: said.append(request.url) if request.url != address else None)
+    page.goto(address)
+    drawn(page)
+    yield page
+    page.close()
 
 
 def drawn(page: Any) -> None:

@@ -1,6 +1,7 @@
 """Small federations made in memory, and one core for each process of the tests."""
 
 import os
+import signal
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from command_line import Refusal
+from command_line import Command, Refusal
 from fedkin.algorithms import ClientRows
 from fedkin.data.federation import Federation, from_rows
 from fedkin.engine.simulation import State
@@ -27,9 +28,23 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture
-def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Refusal:
+def invoke(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """The command within this process."""
+    return Command(monkeypatch, capsys)
+
+
+@pytest.fixture
+def refused(invoke: Command) -> Refusal:
     """The command within this process, for input that it refuses."""
-    return Refusal(monkeypatch, capsys)
+    return Refusal(invoke)
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """SIGINT interrupts, here and in processes: it is ignored if the tests were started in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from typing import Any
 
 import fedkin
 from fedkin import Algorithm, FedAvg, Federation, FedKin, FedProx, Local
+from loopback.federation import Loopback
 
 APP = Path(__file__).parents[1] / "examples" / "flower" / "digits"
 ALGORITHMS: dict[str, Algorithm] = {
@@ -30,6 +31,12 @@ def undisturbed(name: str, nodes: int, rounds: int) -> fedkin.Result:
 def settings(name: str, nodes: int, rounds: int, out: Path, **more: Any) -> dict[str, Any]:
     """The settings of the app."""
     return {"algorithms": name, "nodes": nodes, "rounds": rounds, "epochs": 2, "out": out, **more}
+
+
+def received(deployment: Loopback, node: str) -> int:
+    """The number of rounds whose messages a node has received completely."""
+    log = deployment.log(node, 100_000)
+    return sum("Received successfully" in part for part in log.split("Receiving: train message")[1:])
 
 
 def until(true: Callable[[], bool], what: str, seconds: float = 60.0) -> None:

@@ -54,17 +54,21 @@ class Loop:
         self.w = run.start().model.double().numpy()
         self.p = run.weights
 
-    def gradient(self, w: Floats, i: int, rows: slice) -> Floats:
+    def gradient(self, w: Floats, i: int, rows: slice, counted: Floats | float = 1.0) -> Floats:
+        """Of the batch's mean loss, in which a sample counts as often as given."""
         x, y = self.x[i][rows], self.y[i][rows]
         weight, bias = w[: CLASSES * x.shape[1]].reshape(CLASSES, -1), w[CLASSES * x.shape[1] :]
         z = np.exp(x @ weight.T + bias)
-        r = (z / z.sum(1, keepdims=True) - np.eye(CLASSES)[y]) / len(y)
+        r = (z / z.sum(1, keepdims=True) - np.eye(CLASSES)[y]) / len(y) * np.reshape(counted, (-1, 1))
         return np.concatenate([(r.T @ x).ravel(), r.sum(0)]) + L2 * w
 
-    def loss(self, w: Floats, i: int) -> float:
+    def sample_losses(self, w: Floats, i: int) -> Floats:
         x, y = self.x[i], self.y[i]
         z = x @ w[: CLASSES * x.shape[1]].reshape(CLASSES, -1).T + w[CLASSES * x.shape[1] :]
-        return float(np.mean(np.log(np.exp(z).sum(1)) - z[range(len(y)), y]))
+        return np.asarray(np.log(np.exp(z).sum(1)) - z[range(len(y)), y])
+
+    def loss(self, w: Floats, i: int) -> float:
+        return float(np.mean(self.sample_losses(w, i)))
 
     def batches(self, i: int) -> list[slice]:
         return [slice(first, first + 4) for _ in range(2) for first in range(0, len(self.y[i]), 4)]

@@ -292,6 +292,34 @@ class FedAMPLoop(System):
         return self.models
 
 
+class FedEMLoop(System):
+    names = ("w", "components", "memory_shares")
+
+    def begin(self) -> None:
+        self.components = self.run.start().server["components"].double().numpy()
+        self.memory_shares = np.full((CLIENTS, len(self.components)), 1 / len(self.components))
+
+    def posterior(self, i: int) -> Floats:
+        """The probabilities with which each sample of a client comes from each component, (M, n)."""
+        likely = self.memory_shares[i][:, None] * [np.exp(-self.sample_losses(w, i)) for w in self.components]
+        return np.asarray(likely / likely.sum(0))
+
+    def round(self, t: int, who: list[int], p: Floats) -> None:
+        new = np.zeros_like(self.components)
+        for i, share in zip(who, p, strict=True):
+            q = self.posterior(i)
+            self.memory_shares[i] = q.mean(1)
+            for m, w in enumerate(self.components):
+                for rows in self.batches(i):
+                    w = w - self.g * self.gradient(w, i, rows, q[m][rows])
+                new[m] += share * w
+        self.components = new
+        self.w = new.mean(0)
+
+    def uses(self) -> Floats:
+        return np.array([[*self.components.ravel(), *shares] for shares in self.memory_shares])
+
+
 class CFLLoop(System):
     def begin(self) -> None:
         self.centers, self.label = [self.w], [0] * CLIENTS

@@ -19,7 +19,7 @@ from fedkin.arena.comparison import FINALS, _works
 from fedkin.arena.entrants import SEARCHED_STEP, entrants
 from fedkin.arena.phases import Phase, Phases
 from fedkin.arena.spaces import page_with_spaces
-from fedkin.arena.trials import Trial, early_rounds, edges
+from fedkin.arena.trials import Trial, Trials, edges, rungs_of, sizes_of
 from fedkin.data.measure import ACCURACY
 from fedkin.engine.simulation import Simulation
 from fedkin.errors import BadInput
@@ -27,6 +27,7 @@ from fedkin.reports.answer.contenders import Contender, Field, field_of
 from fedkin.reports.answer.scores import Score
 from fedkin.reports.answer.sentences import answer_of
 from fedkin.reports.curves import curves
+from fedkin.reports.report import write_section
 from fedkin.reports.runs import collect
 from fedkin.reports.selection import how_chosen
 from fedkin.types import Integers, Record
@@ -159,19 +160,20 @@ def test_all_methods_have_the_same_budget(compared: Path) -> None:
     assert [entry["trials"] for entry in record["methods"]] == [3] * 5
     for each in trials.values():
         assert len(each) == 3
-        assert all(one["early"] is not None for one in each)
-        better = sorted(each, key=lambda one: one["early"])[:2]  # after a fifth of the rounds; it goes on
-        assert [one for one in each if one["loss"] is not None] == [one for one in each if one in better]
+        assert all("2" in one["losses"] for one in each)
+        better = sorted(each, key=lambda one: one["losses"]["2"])[:2]  # after a tenth of the rounds; both go on
+        assert [one for one in each if "20" in one["losses"]] == [one for one in each if one in better]
+        assert all(one["losses"].keys() == {"2", "4", "10", "20"} for one in better)
     rounds = [run["rounds"] for run in summaries(compared / "tiny-compared-tuning").values()]
-    assert sorted(set(rounds)) == [4, 20]
+    assert sorted(set(rounds)) == [2, 20]
     assert rounds.count(20) == 5 * 2
 
 
 def test_the_lowest_validation_loss_is_chosen_and_runs_on_fresh_seeds(compared: Path) -> None:
     trials = json.loads((compared / "tiny-compared-tuning" / "trials.json").read_text())["trials"]
     for entry, each in zip(comparison(compared)["methods"], trials.values(), strict=True):
-        best = min((one for one in each if one["loss"] is not None), key=lambda one: one["loss"])
-        assert entry["validation_loss"] == best["loss"]
+        best = min((one for one in each if "20" in one["losses"]), key=lambda one: one["losses"]["20"])
+        assert entry["validation_loss"] == best["losses"]["20"]
         assert list(entry["chosen"].values()) == list(best["settings"].values())
     finals = summaries(compared / "tiny-compared")
     assert len(finals) == 5 * 2
@@ -197,10 +199,25 @@ def test_the_report_has_a_row_for_each_method_with_its_trials(compared: Path) ->
 
 def test_the_page_says_how_settings_were_chosen(compared: Path) -> None:
     runs = collect(compared / "tiny-compared")
-    assert how_chosen(runs).startswith("Every method had 3 trials on one seed (after a fifth of the rounds")
+    assert how_chosen(runs).startswith(
+        "Every method had 3 trials on one seed (after 2, 4 and 10 rounds the better half"
+    )
     assert how_chosen([replace(runs[0], folder=compared / "x" / "y")]).startswith(
         "For each method and seed the setting"
     )
+
+
+def test_a_section_of_a_page(compared: Path, tmp_path: Path) -> None:
+    page = tmp_path / "RESULTS.md"
+    page.write_text("before\n<!-- compare tiny-compared -->\nold\n<!-- end tiny-compared -->\nafter\n")
+    assert write_section(compared / "tiny-compared", page, "fedkin compare tiny.toml") == [page]
+    text = page.read_text()
+    assert text.startswith("before\n<!-- compare tiny-compared -->\n**")
+    assert text.endswith("<!-- end tiny-compared -->\nafter\n")
+    assert "old" not in text
+    assert "by `fedkin compare tiny.toml` on" in text
+    assert text.count("| FedAvg, pooled") == 1
+    assert write_section(compared / "tiny-compared", None, "") == []
 
 
 def test_trials_are_no_results(compared: Path) -> None:
@@ -304,8 +321,24 @@ def test_the_first_line_says_if_nothing_beats_fine_tuned_fedavg() -> None:
 # -- parts -------------------------------------------------------------------------------------------------------------
 
 
-def test_early_rounds() -> None:
-    assert [early_rounds(rounds) for rounds in (3, 19, 20, 50, 101)] == [3, 19, 4, 10, 21]
+def test_rungs_and_sizes_by_hand() -> None:
+    assert [rungs_of(rounds) for rounds in (3, 19, 20, 101)] == [[3], [19], [2, 4, 10, 20], [11, 21, 51, 101]]
+    assert [sizes_of(trials, 4) for trials in (1, 4, 16, 64)] == [[1] * 4, [4, 2, 2, 2], [16, 8, 4, 2], [64, 32, 16, 8]]
+
+
+def test_the_better_half_goes_on(tmp_path: Path) -> None:
+    """Of five trials three go on, then two; what diverged does not, though it leaves one alone."""
+    losses = [{2: 0.5, 4: 0.1}, {2: 0.1, 4: 0.3}, {2: 0.9}, {2: 0.2, 4: 0.2}, {2: math.inf}]
+    tuning = Trials(tmp_path / "trials.json", {}, {0: [Trial({"k": k}, own) for k, own in enumerate(losses)]})
+    assert tuning.going_on([]) == {0: [0, 1, 2, 3, 4]}
+    assert tuning.going_on([2]) == {0: [1, 3, 0]}
+    assert tuning.going_on([2, 4]) == {0: [0, 3]}
+    tuning.learn([(0, 0), (0, 3)], [math.inf, 0.7], 8)
+    best = tuning.best(0, 8)
+    assert best is not None
+    assert best.settings == {"k": 3}
+    kept = Trials.of(tuning.path, {}, {0: [{"k": 0}, {"k": 7}]})
+    assert [one.losses for one in kept.trials[0]] == [{2: 0.5, 4: 0.1, 8: math.inf}, {}]
 
 
 def test_edges_by_hand() -> None:
@@ -338,9 +371,9 @@ def test_the_estimate_by_hand() -> None:
 
 def test_works_of_a_budget() -> None:
     works = _works(12, Budget(16, 5), 50)
-    assert [(work.runs, work.rounds) for work in works] == [(192, 10), (96, 40), (60, 50)]
+    assert [(work.runs, work.rounds) for work in works] == [(192, 5), (96, 5), (48, 15), (24, 25), (60, 50)]
     assert works[-1].name == FINALS
-    assert math.isclose(sum(work.runs * work.rounds for work in works), 1920 + 3840 + 3000)
+    assert math.isclose(sum(work.runs * work.rounds for work in works), 12 * 230 + 3000)
 
 
 def test_the_page_has_the_search_spaces() -> None:

@@ -6,21 +6,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from command_line import FEW, Refusal, fedkin
+from command_line import FEW, Command, Refusal, fedkin
 
 STEPS = ["--set", "step_size=[0.1, 0.3]"]
 
 
-def test_run_and_report(tmp_path: Path) -> None:
-    done = fedkin("run", *FEW, *STEPS, cwd=tmp_path)
+def test_run_and_report(tmp_path: Path, invoke: Command) -> None:
+    done = invoke("run", *FEW, *STEPS, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "16 runs" in done.stdout
     assert "fedkin-beta=0.5-step_size=0.3:" in done.stdout
     assert done.stdout.count("with own models") == 10  # alone, kin and three fine-tuned ones
     assert "fedkin report results/demo" in done.stdout
-    again = fedkin("run", *FEW, *STEPS, cwd=tmp_path)
+    again = invoke("run", *FEW, *STEPS, cwd=tmp_path)
     assert again.stdout.count("(kept)") == 16
-    report = fedkin("report", "results/demo", cwd=tmp_path)
+    report = invoke("report", "results/demo", cwd=tmp_path)
     assert report.returncode == 0, report.stderr
     assert "demo, chosen on validation: digits, 5 clients, 4 kinds rotated" in report.stdout
     for word in (
@@ -48,12 +48,12 @@ def test_run_and_report(tmp_path: Path) -> None:
         assert (tmp_path / "results" / "demo" / name).stat().st_size > 100
 
 
-def test_graph(tmp_path: Path) -> None:
-    done = fedkin("graph", *FEW, cwd=tmp_path)
+def test_graph(tmp_path: Path, invoke: Command) -> None:
+    done = invoke("graph", *FEW, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     for word in ("5 training, 5 testing", "misalignment of pairs: quartiles", "Laplacian", "federation.png"):
         assert word in done.stdout
-    uniform = fedkin("graph", *FEW, "--set", "graph.kind=uniform", cwd=tmp_path)
+    uniform = invoke("graph", *FEW, "--set", "graph.kind=uniform", cwd=tmp_path)
     assert uniform.returncode == 0, uniform.stderr
     assert "misalignment" not in uniform.stdout
 
@@ -61,8 +61,8 @@ def test_graph(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "settings", [["graph.kind=global"], ["graph.neighbours=2"], ["graph.neighbours=2", "temperature=0.5"]]
 )
-def test_graphs_that_are_sparse(settings: list[str], tmp_path: Path) -> None:
-    done = fedkin("graph", *FEW, *(word for one in settings for word in ("--set", one)), cwd=tmp_path)
+def test_graphs_that_are_sparse(settings: list[str], tmp_path: Path, invoke: Command) -> None:
+    done = invoke("graph", *FEW, *(word for one in settings for word in ("--set", one)), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert ("misalignment of pairs" in done.stdout) == (settings == ["graph.neighbours=2"])
     assert (tmp_path / "results" / "demo" / "federation.png").exists()
@@ -146,7 +146,7 @@ def test_help_names_the_commands(tmp_path: Path) -> None:
     assert fedkin("run", "--nonsense", cwd=tmp_path).returncode == 2
 
 
-def test_an_algorithm_from_outside_the_package(tmp_path: Path) -> None:
+def test_an_algorithm_from_outside_the_package(tmp_path: Path, invoke: Command) -> None:
     """The example of CONTRIBUTING.md, as it says."""
     example = Path(__file__).parents[1] / "examples" / "own_algorithm"
     command = ["run", "experiment.toml", "--out", str(tmp_path), "--set", "rounds=3"]
@@ -154,6 +154,6 @@ def test_an_algorithm_from_outside_the_package(tmp_path: Path) -> None:
     done = fedkin(*command, cwd=example, PYTHONPATH=path)
     assert done.returncode == 0, done.stderr
     assert "scaffold:Scaffold-server_step=0.7: " in done.stdout
-    report = fedkin("report", str(tmp_path / "experiment"), cwd=tmp_path)
+    report = invoke("report", str(tmp_path / "experiment"), cwd=tmp_path)
     assert report.returncode == 0, report.stderr
     assert "Scaffold" in report.stdout

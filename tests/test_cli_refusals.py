@@ -90,8 +90,12 @@ def test_extreme_files(text: str, says: str, refused: Refusal) -> None:
         [b"bench", b"\xff"],
     ],
 )
-def test_arguments_that_are_no_text(arguments: list[bytes], tmp_path: Path) -> None:
-    done = fedkin(*arguments, cwd=tmp_path)
+def test_arguments_that_are_no_text(arguments: list[bytes], refused: Refusal) -> None:
+    assert "\\udcff" in refused(*map(os.fsdecode, arguments))
+
+
+def test_a_process_with_arguments_that_are_no_text(tmp_path: Path) -> None:
+    done = fedkin(b"report", b"\xff", cwd=tmp_path)
     assert done.returncode == 2
     assert is_one_sentence(done.stderr)
     assert "\\udcff" in done.stderr

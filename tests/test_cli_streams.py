@@ -5,6 +5,7 @@ import fcntl
 import io
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,12 +16,13 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from command_line import COMMAND, RACE, environment, fedkin, is_one_sentence, started
+from command_line import COMMAND, RACE, Command, environment, is_one_sentence, started
 from fedkin import cli
 from fedkin.__main__ import start
 from fedkin.experiments.progress import Bars, shown
+from fedkin.experiments.run import run
 from fedkin.files import write_atomically
-from fedkin.output import say_error, say_warning
+from fedkin.output import say_error
 from fedkin.reports.figures import federation_figure, save
 
 FULL = Path("/dev/full")
@@ -35,6 +37,14 @@ def redirected(redirection: str, *arguments: str, cwd: Path) -> subprocess.Compl
     """The command with a redirection of the shell."""
     command = ["sh", "-c", f'exec "$@" {redirection}', "sh", *COMMAND, *arguments]
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False, env=environment())
+
+
+@pytest.fixture(scope="module")
+def raced(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The results of `RACE`."""
+    out = tmp_path_factory.mktemp("raced") / "results"
+    run(overrides=RACE[1::2], out=out)
+    return out
 
 
 # -- readers that leave, and streams that are closed -------------------------------------------------------------------
@@ -52,10 +62,14 @@ def test_a_reader_that_leaves_does_not_end_a_run(tmp_path: Path) -> None:
     assert finished(tmp_path) == 5
 
 
-@pytest.mark.parametrize("redirection", [">&-", "2>&-", ">&- 2>&- <&-"])
+@pytest.mark.parametrize("redirection", [">&-", ">&- 2>&- <&-"])
 def test_closed_streams(redirection: str, tmp_path: Path) -> None:
     assert redirected(redirection, "run", *RACE, cwd=tmp_path).returncode == 0
     assert finished(tmp_path) == 5
+
+
+@pytest.mark.parametrize("redirection", ["2>&-", ">&- 2>&- <&-"])
+def test_errors_where_streams_are_closed(redirection: str, tmp_path: Path) -> None:
     assert redirected(redirection, "run", "--set", "ronds=1", cwd=tmp_path).returncode == 2
 
 
@@ -71,28 +85,33 @@ def test_streams_without_space(tmp_path: Path) -> None:
 # -- characters --------------------------------------------------------------------------------------------------------
 
 
-def test_a_terminal_without_unicode(tmp_path: Path) -> None:
-    """Similar characters stand for others, one for one, so that tables stay aligned."""
-    ascii_only = {"PYTHONIOENCODING": "ascii"}
-    done = fedkin("run", *RACE, cwd=tmp_path, **ascii_only)
+def in_ascii(invoke: Command, *arguments: str, cwd: Path) -> str:
+    """What the command prints to a stream without Unicode."""
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    with contextlib.redirect_stdout(stream):
+        done = invoke(*arguments, cwd=cwd)
     assert done.returncode == 0, done.stderr
-    report = fedkin("report", "results", cwd=tmp_path, **ascii_only)
-    assert report.returncode == 0, report.stderr
-    assert report.stdout.isascii()
-    assert "FedKin b=0.5" in report.stdout
-    assert "\\" not in report.stdout
-    assert len({len(line) for line in report.stdout.splitlines() if line.startswith("|")}) == 1
-    graph = fedkin("graph", *RACE, cwd=tmp_path, **ascii_only)
-    assert graph.returncode == 0, graph.stderr
-    assert "####" in graph.stdout
-    assert "\\" not in graph.stdout
+    stream.flush()
+    assert isinstance(stream.buffer, io.BytesIO)
+    return stream.buffer.getvalue().decode("ascii")
 
 
-def test_brackets_in_paths_are_no_markup(tmp_path: Path) -> None:
-    done = fedkin("run", *RACE, "--out", "o[/red]", cwd=tmp_path)
+def test_a_terminal_without_unicode(raced: Path, tmp_path: Path, invoke: Command) -> None:
+    """Similar characters stand for others, one for one, so that tables stay aligned."""
+    report = in_ascii(invoke, "report", str(raced), "--out", "report", cwd=tmp_path)
+    assert "FedKin b=0.5" in report
+    assert "\\" not in report
+    assert len({len(line) for line in report.splitlines() if line.startswith("|")}) == 1
+    graph = in_ascii(invoke, "graph", *RACE, cwd=tmp_path)
+    assert "####" in graph
+    assert "\\" not in graph
+
+
+def test_brackets_in_paths_are_no_markup(tmp_path: Path, invoke: Command) -> None:
+    done = invoke("run", *RACE, "--out", "o[/red]", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "Results are in o[/red]/demo" in done.stdout
-    report = fedkin("report", "o[/red]", "--out", "[bold]", cwd=tmp_path)
+    report = invoke("report", "o[/red]", "--out", "[bold]", cwd=tmp_path)
     assert report.returncode == 0, report.stderr
     assert "wrote [bold]/report.md" in report.stdout
 
@@ -111,20 +130,19 @@ def test_errors_stay_on_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err == "fedkin: one\\ntwo\\x1b[31m\\x00[red]\n"
 
 
-def test_a_warning_is_one_sentence_and_said_once(tmp_path: Path) -> None:
-    done = fedkin("run", *RACE, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+def test_a_warning_is_one_sentence_and_said_once(raced: Path, tmp_path: Path, invoke: Command) -> None:
+    shutil.copytree(raced, tmp_path / "results")
     (tmp_path / "results/demo/fedavg/config.json").write_text("[" * 100_000)
-    report = fedkin("report", cwd=tmp_path)
+    report = invoke("report", cwd=tmp_path)
     assert report.returncode == 0, report.stderr
     assert is_one_sentence(report.stderr)
     assert re.match(r"fedkin: warning: left out the run results/demo/fedavg: config\.json is not valid", report.stderr)
-    say_warning.cache_clear()
 
 
 # -- signals -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -162,6 +180,7 @@ def interrupted(marker: str, cwd: Path) -> tuple[int, str]:
     return process.wait(timeout=120), out.decode()
 
 
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize(
     ("marker", "sentence"),
     [
@@ -179,6 +198,7 @@ def test_ctrl_c_at_a_terminal(marker: str, sentence: str, tmp_path: Path) -> Non
     assert code in (130, -signal.SIGINT)
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_while_the_command_is_imported(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -210,7 +210,7 @@ def test_files(tmp_path: Path) -> None:
 
 def test_every_setting_is_documented() -> None:
     page = Path(__file__).parents[1].joinpath("docs", "experiments.md").read_text()
-    sections = {"data", "partition", "graph", "model", "local", "reading", "algorithm"}
+    sections = {"data", "partition", "graph", "model", "local", "aggregation", "privacy", "reading", "algorithm"}
     for key in set(_section_keys()) - sections:
         assert f"| `{key}` |" in page, key
 

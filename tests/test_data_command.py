@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from command_line import Refusal, fedkin
+from command_line import Command, Refusal
 from fedkin.data import Encoding, from_folder
 from fedkin.errors import BadInput
 from fedkin.experiments.grid import plans
@@ -129,21 +129,20 @@ def test_a_take_part_larger_than_the_default_number_of_clients() -> None:
         plans({"take_part": 120})
 
 
-def test_from_files_to_a_report(tmp_path: Path) -> None:
+def test_from_files_to_a_report(tmp_path: Path, invoke: Command) -> None:
     """The commands of docs/data.md, with fewer rounds."""
-    root = HOSPITALS.parents[1]
-    seen = fedkin("data", "examples/hospitals/experiment.toml", cwd=root)
+    seen = invoke("data", "examples/hospitals/experiment.toml")
     assert seen.returncode == 0, seen.stderr
     assert "5 clients, 640 rows" in seen.stdout
     few = ["--set", "rounds=2", "--set", "seed=[0,1]", "--set", "step_size=0.1", "--out", str(tmp_path)]
-    done = fedkin("run", "examples/hospitals/experiment.toml", *few, cwd=root)
+    done = invoke("run", "examples/hospitals/experiment.toml", *few)
     assert done.returncode == 0, done.stderr
-    told = fedkin("report", str(tmp_path / "hospitals"), cwd=root)
+    told = invoke("report", str(tmp_path / "hospitals"))
     assert told.returncode == 0, told.stderr
     assert "100 clients" not in told.stdout, "the number that a partition would have made"
     assert "own test samples" in told.stdout, "the answer in words"
     assert (tmp_path / "hospitals" / "report.html").stat().st_size > 100_000
-    left = fedkin("export", str(tmp_path / "hospitals" / "kin-seed=0"), "--all", "--out", str(tmp_path / "m"), cwd=root)
+    left = invoke("export", str(tmp_path / "hospitals" / "kin-seed=0"), "--all", "--out", str(tmp_path / "m"))
     assert left.returncode == 0, left.stderr
     assert sorted(path.stem for path in (tmp_path / "m").iterdir()) == [
         "coast",
@@ -152,7 +151,7 @@ def test_from_files_to_a_report(tmp_path: Path) -> None:
         "north",
         "south",
     ]
-    graph = fedkin("graph", "examples/hospitals/experiment.toml", *few, cwd=root)
+    graph = invoke("graph", "examples/hospitals/experiment.toml", *few)
     assert graph.returncode == 0, graph.stderr
     assert "examples/hospitals, 5 clients\n" in graph.stdout
     folders = sorted((tmp_path / "hospitals").glob("fedavg-*"))

@@ -1,6 +1,7 @@
 """Runs in folders: continued after crashes and damage, bitwise reproducible."""
 
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -220,31 +221,35 @@ def test_other_runs_in_the_grid_change_nothing(whole: Path, tmp_path: Path) -> N
 
 
 def test_two_processes_cannot_use_one_folder(tmp_path: Path) -> None:
-    folder = records.RunFolder(tmp_path / "run")
+    folder, process = records.RunFolder(tmp_path / "run"), multiprocessing.get_context("fork")
+    said = process.SimpleQueue()
+
+    def child() -> None:
+        try:
+            with records.RunFolder(folder.path).opened({"a": 1}):
+                said.put("opened")
+        except BadInput as error:
+            said.put(str(error))
+
     with folder.opened({"a": 1}):
-        child = (
-            "from pathlib import Path; from fedkin.experiments.records import RunFolder; import sys\n"
-            "with RunFolder(Path(sys.argv[1])).opened({'a': 1}): pass"
-        )
-        command = [sys.executable, "-c", child, str(folder.path)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode != 0
-    assert "another process is running" in done.stderr
+        other = process.Process(target=child)
+        other.start()
+        assert "another process is running" in said.get()
+        other.join()
 
 
 def test_a_killed_process_continues_with_the_same_command(whole: Path, tmp_path: Path) -> None:
-    """A real process, killed (SIGKILL) several times after it has written some rounds."""
+    """A real process, killed (SIGKILL) after it has written some rounds, beyond its first checkpoint."""
     script = "import sys, json, fedkin; fedkin.run(json.loads(sys.argv[1]), out=sys.argv[2])"
     command = [sys.executable, "-c", script, json.dumps(SMALL), str(tmp_path)]
     file = tmp_path / "small" / whole.name / "rounds.jsonl"
-    for wanted in (1, 4):
-        process = subprocess.Popen(command)
-        deadline = time.monotonic() + 60
-        while process.poll() is None and time.monotonic() < deadline:
-            if file.exists() and file.read_bytes().count(b"\n") >= wanted:
-                os.kill(process.pid, signal.SIGKILL)
-            time.sleep(0.002)
-        process.wait()
+    process = subprocess.Popen(command)
+    deadline = time.monotonic() + 60
+    while process.poll() is None and time.monotonic() < deadline:
+        if file.exists() and file.read_bytes().count(b"\n") >= 4:
+            os.kill(process.pid, signal.SIGKILL)
+        time.sleep(0.002)
+    assert process.wait() == -signal.SIGKILL
     subprocess.run(command, check=True)
     assert rounds(file.parent) == rounds(whole)
 

@@ -1,17 +1,23 @@
 """The Flower halves in one process: parity with the engine, identity, evaluation."""
 
+import base64
+import hashlib
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
 from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
 from torch import Tensor, nn
 
 import fedkin
 from fedkin import Algorithm, FedAvg, FedKin, FedProx, FedSGD, Schedule
 from fedkin.flower import Strategy, client_app, initial_arrays, measured
-from fedkin.flower.nodes import Introduction, Roster
+from fedkin.flower.checks import Introduction
+from fedkin.flower.keys import fingerprint, make
+from fedkin.flower.roster import Roster
 from fedkin.flower.wire import VECTORS, unpack
 from flower_grid import Direct
 from flower_nodes import APP, FEDERATION, KIN, LOCAL, MODEL, Momentum, data, five, lead, loader
@@ -132,9 +138,20 @@ def test_a_restarted_node_keeps_its_number() -> None:
 
 
 def test_identity_by_registered_key_ignores_what_the_node_claims() -> None:
-    """Names are the keys that the SuperLink knows."""
-    strategy, _ = lead(five(), rounds=1, identity="key")
-    assert strategy.nodes.roster.names[0] == b"key of 1000".hex()
+    """Names are fingerprints of the keys that the SuperLink knows; what is claimed only decides the order at first."""
+    strategy, losses = lead(Direct(APP, [3, 0, 4, 2, 1]), rounds=1, identity="key")
+    names = strategy.nodes.roster.names
+    assert names == tuple(fingerprint(f"key of {1000 + i}".encode()) for i in range(5))
+    assert losses == lead(five(), rounds=1)[1]
+
+
+def test_a_fingerprint_is_what_ssh_keygen_shows(tmp_path: Path) -> None:
+    """Of a key as the SuperLink knows it: the beginning of SHA-256 of its OpenSSH encoding."""
+    make(tmp_path / "keys", 1)
+    line = (tmp_path / "keys" / "node-0.pub").read_bytes()
+    pem = load_ssh_public_key(line).public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    whole = base64.b64encode(hashlib.sha256(base64.b64decode(line.split()[1])).digest()).decode()
+    assert fingerprint(pem) == f"SHA256:{whole[:16]}"
 
 
 def test_names_sort_by_number() -> None:

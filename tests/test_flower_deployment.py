@@ -1,10 +1,9 @@
-"""A SuperLink and five SuperNodes on loopback: parity with the engine, a killed node, a killed server app.
+"""A SuperLink and five SuperNodes on loopback: three runs at the same time, and a killed node.
 
-Apps are started by fork (see `loopback.warm`), on free ports, and every process is ended by its own id.
+Apps are started by fork (see `loopback.warm`), on free ports, and every process is ended by its own id. `make test`
+leaves these out: it has a deployment in `test_flower_runtime.py`, and lost replies in `test_flower_faults.py`.
 """
 
-import json
-import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,9 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flower_runs import ALGORITHMS, APP, LIMIT, TEST_SAMPLES, settings, undisturbed, until
+from flower_runs import ALGORITHMS, APP, LIMIT, TEST_SAMPLES, received, settings, undisturbed, until
 from loopback.federation import Loopback
-from loopback.warm import started
+
+pytestmark = pytest.mark.long
 
 
 @pytest.fixture(scope="module")
@@ -25,12 +25,6 @@ def five(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loopback]:
             deployment.start_node(partition)
         yield deployment
     assert not deployment.processes
-
-
-def received(deployment: Loopback, node: str) -> int:
-    """The number of rounds whose messages a node has received completely."""
-    log = deployment.log(node, 100_000)
-    return sum("Received successfully" in part for part in log.split("Receiving: train message")[1:])
 
 
 def test_five_nodes_give_the_rounds_of_the_engine(five: Loopback, tmp_path: Path) -> None:
@@ -66,22 +60,3 @@ def test_a_node_killed_in_the_middle_of_a_round_costs_that_reply(five: Loopback,
     noise = np.sqrt(accuracy * (1 - accuracy) / TEST_SAMPLES)  # the standard error of an accuracy on so many samples
     least, most = (accuracy - 2 * noise)[-1 - away], (accuracy + 2 * noise)[-1]
     assert least < done[-1]["test_accuracy"] < most
-
-
-def test_a_server_app_that_is_killed_continues_with_the_same_command(five: Loopback, tmp_path: Path) -> None:
-    """From the last complete round, to the result of the undisturbed run."""
-    out, config = tmp_path / "fedkin", settings("fedkin", 5, 3, tmp_path)
-    before = [received(five, f"node-{i}") for i in range(5)]
-    run = five.run(APP, config)
-    next(five.records(run, out, LIMIT))
-    # While the nodes work: had they only half of a message, they would wait for Flower to notice that the run is dead.
-    until(lambda: all(received(five, f"node-{i}") == before[i] + 2 for i in range(5)), "the second round")
-    os.kill(started(five.aside, "flwr-serverapp")[-1], signal.SIGKILL)
-    killed = len((out / "rounds.jsonl").read_text().splitlines())
-    again = five.run(APP, config)
-    done = list(five.records(again, out, LIMIT))
-    assert killed < 3
-    expected = undisturbed("fedkin", 5, 3)
-    np.testing.assert_allclose([r["test_loss"] for r in done], expected.test_loss, atol=1e-5, rtol=0)
-    assert [r["round"] for r in done] == [0, 1, 2]
-    assert json.loads((out / "summary.json").read_text())["status"] == "finished"

@@ -165,7 +165,8 @@ def test_a_late_node_with_the_data_of_another_is_refused() -> None:
 
     strategy.start(grid, initial_arrays(MODEL), 2, 0.2, evaluate_fn=evaluate)
     assert len(strategy.nodes.roster) == 5
-    assert "hold the same data" in strategy.ledger.refused["7"]
+    assert "client 7 cannot join" in strategy.ledger.refused["node 1007"]
+    assert "hold the same data" in strategy.ledger.refused["node 1007"]
 
 
 def _at(context: Context, partition: int) -> Context:

@@ -68,7 +68,7 @@ def test_plain_sgd_takes_the_steps_of_the_algorithm(algorithm: Algorithm, take_p
     """Three rounds give the engine's model (without the L2 penalty, which is not part of the loop)."""
     local = Local(epochs=2, batch_size=32, l2=0.0, order="fixed")
     expected = fedkin.train(FEDERATION, algorithm, local=local, rounds=3, take_part=take_part).model
-    strategy = Strategy(algorithm, local, min_nodes=5, take_part=take_part)
+    strategy = Strategy(algorithm, local, min_nodes=5, take_part=take_part, own_loops=True)
     lead(Direct(own_loop(), range(5)), strategy=strategy)
     start = MODEL.start(0)
     assert float((strategy._state.model - expected).norm()) < 1e-5 * float((expected - start).norm())

@@ -1,10 +1,10 @@
-"""Authentication, the simulation runtime, and that no telemetry is sent.
+"""Real Flower processes: a deployment with authentication, the simulation runtime, and that no telemetry is sent."""
 
-In a file of their own, so that they can run beside those of the deployment.
-"""
-
+import base64
+import hashlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,33 +14,64 @@ import numpy as np
 import pytest
 
 from fedkin.experiments.tensor_files import read_tensors
-from flower_runs import ALGORITHMS, APP, LIMIT, settings, undisturbed, until
+from fedkin.flower import keys
+from flower_runs import APP, LIMIT, received, settings, undisturbed, until
 from loopback.federation import OFFLINE, Loopback
-from loops import CASES, CLIENTS, simulation
+from loopback.warm import started
+from loops import CLIENTS
+from simulated_systems import ALGORITHMS as EVERY
+from simulated_systems import NODES, SAMPLED, expected_of
 
 
-def test_unregistered_nodes_and_plain_text_are_refused(tmp_path: Path) -> None:
-    """With authentication on, a round is done by the two registered nodes, over TLS, and by no other."""
-    with Loopback(tmp_path, nodes=3, secure=True, warm=True) as deployment:
+def test_a_deployment(tmp_path: Path) -> None:
+    """A SuperLink and two SuperNodes, over TLS; all in one test, because starting them takes the most time."""
+    keys.make(tmp_path / "strange", nodes=1)
+    with Loopback(tmp_path, nodes=2, secure=True, warm=True) as deployment:
         certificate = ["--root-certificates", str(deployment.keys / "ca.pem")]
         tries = ["--max-retries", "2"]
-        key = ["--auth-supernode-private-key", str(deployment.keys / "node-2")]
-        deployment.start_node(2, "unregistered", [*certificate, *tries, *key])
-        deployment.start_node(2, "keyless", [*certificate, *tries])
-        deployment.start_node(2, "plain", ["--insecure", *tries])
+        key = ["--auth-supernode-private-key", str(tmp_path / "strange" / "node-0")]
+        deployment.start_node(1, "unregistered", [*certificate, *tries, *key])
+        deployment.start_node(1, "keyless", [*certificate, *tries])
+        deployment.start_node(1, "plain", ["--insecure", *tries])
         for partition in range(2):
             deployment.register(partition)
             deployment.start_node(partition)
-        run = deployment.run(APP, settings("fedavg", 2, 1, tmp_path / "out", identity="key"))
-        (record,) = deployment.records(run, tmp_path / "out" / "fedavg", LIMIT)
-        assert (record["asked"], record["replies"]) == (2, 2)
-        names = sorted(record["bytes_up"])
-        assert all(len(bytes.fromhex(name)) > 32 for name in names)  # clients are identified by their keys
-        for name in ("unregistered", "keyless", "plain"):
-            until(lambda name=name: deployment.processes[name].poll() is not None, f"the end of the {name} node")  # type: ignore[misc]
-            assert deployment.processes[name].returncode != 0
-            assert "SuperNode ID" not in deployment.log(name)  # what an accepted node logs
-        assert "SuperNode ID" in deployment.log("node-0", 10_000)
+        unregistered_nodes_and_plain_text_are_refused(deployment, tmp_path / "keys")
+        a_server_app_that_is_killed_continues_with_the_same_command(deployment, tmp_path)
+
+
+def unregistered_nodes_and_plain_text_are_refused(deployment: Loopback, out: Path) -> None:
+    """With authentication on, a round is done by the two registered nodes, and by no other."""
+    run = deployment.run(APP, settings("fedavg", 2, 1, out, identity="key"))
+    (record,) = deployment.records(run, out / "fedavg", LIMIT)
+    assert (record["asked"], record["replies"]) == (2, 2)
+    keys = [(deployment.keys / f"node-{i}.pub").read_bytes() for i in range(2)]
+    prints = [base64.b64encode(hashlib.sha256(base64.b64decode(key.split()[1])).digest())[:16] for key in keys]
+    assert list(record["bytes_up"]) == [f"SHA256:{text.decode()}" for text in prints]  # as `ssh-keygen -l` shows
+    for name in ("unregistered", "keyless", "plain"):
+        until(lambda name=name: deployment.processes[name].poll() is not None, f"the end of the {name} node")  # type: ignore[misc]
+        assert deployment.processes[name].returncode != 0
+        assert "SuperNode ID" not in deployment.log(name)  # what an accepted node logs
+    assert "SuperNode ID" in deployment.log("node-0", 10_000)
+
+
+def a_server_app_that_is_killed_continues_with_the_same_command(deployment: Loopback, place: Path) -> None:
+    """From the last complete round, to the rounds of the engine, which none has disturbed."""
+    out, config = place / "fedkin", settings("fedkin", 2, 3, place)
+    before = [received(deployment, f"node-{i}") for i in range(2)]
+    run = deployment.run(APP, config)
+    next(deployment.records(run, out, LIMIT))
+    # While the nodes work: had they only half of a message, they would wait for Flower to notice that the run is dead.
+    until(lambda: all(received(deployment, f"node-{i}") == before[i] + 2 for i in range(2)), "the second round")
+    os.kill(started(deployment.aside, "flwr-serverapp")[-1], signal.SIGKILL)
+    killed = len((out / "rounds.jsonl").read_text().splitlines())
+    again = deployment.run(APP, config)
+    done = list(deployment.records(again, out, LIMIT))
+    assert killed < 3
+    expected = undisturbed("fedkin", 2, 3)
+    np.testing.assert_allclose([r["test_loss"] for r in done], expected.test_loss, atol=1e-5, rtol=0)
+    assert [(r["round"], r["replies"]) for r in done] == [(0, 2), (1, 2), (2, 2)]
+    assert json.loads((out / "summary.json").read_text())["status"] == "finished"
 
 
 @pytest.fixture(scope="module")
@@ -55,37 +86,34 @@ def simulated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loopback]:
 
 
 def test_the_simulation_gives_the_rounds_of_the_engine(simulated: Loopback, tmp_path: Path) -> None:
-    """`flwr run` with FedAvg, FedProx and FedKin."""
-    run = simulated.run(APP, settings(" ".join(ALGORITHMS), CLIENTS, 3, tmp_path))
-    for name in ALGORITHMS:
+    """`flwr run` with FedAvg, and with FedKin, whose server keeps what it has learned of the nodes."""
+    names = ("fedavg", "fedkin")
+    run = simulated.run(APP, settings(" ".join(names), CLIENTS, 2, tmp_path))
+    for name in names:
         records = list(simulated.records(run, tmp_path / name, LIMIT))
-        expected = undisturbed(name, CLIENTS, 3)
+        expected = undisturbed(name, CLIENTS, 2)
         np.testing.assert_allclose([r["test_loss"] for r in records], expected.test_loss, atol=1e-5, rtol=0)
         assert all(r["replies"] == CLIENTS for r in records)
 
 
-@pytest.mark.parametrize("take_part", [None, 5])
-def test_algorithms_of_the_users_own_in_the_simulation(
-    simulated: Loopback, tmp_path: Path, take_part: int | None
-) -> None:
-    """SCAFFOLD, Ditto and IFCA one after the other, to 1e-6 of the loops in float64, models and clients' memory."""
-    app = Path(__file__).parent / "flower_app"
-    run = simulated.run(app, {"take-part": take_part or CLIENTS, "rounds": 3, "out": tmp_path})
-    for members, loop in CASES:
-        out = tmp_path / type(members[0]).__name__
-        records = list(simulated.records(run, out, LIMIT))
-        assert [record["replies"] for record in records] == [take_part or CLIENTS] * 3
-        oracle = loop(simulation(members[0], take_part=take_part))
-        sampled = sorted({client for t in range(3) for client in oracle.clients(t)[0]})
-        expected = oracle.rounds(3)
-        saved = read_tensors(out / "model.safetensors")
+def test_every_system_in_the_simulation(simulated: Loopback, tmp_path: Path) -> None:
+    """In one start, one after the other on the same six nodes: global models and clients' memories are the engine's.
+
+    Memories survive: clients that are sampled again continue from what they kept.
+    """
+    simulated.nodes = NODES
+    run = simulated.run(Path(__file__).parent / "flower_app", {"out": tmp_path})
+    for name, algorithm in EVERY.items():
+        records = list(simulated.records(run, tmp_path / name, LIMIT))
+        assert [record["replies"] for record in records] == [SAMPLED] * 3
+        model, square = expected_of(algorithm)
+        saved = read_tensors(tmp_path / name / "model.safetensors")
         assert saved is not None
-        off = np.linalg.norm(saved[0]["model"].double().numpy() - expected["model"])
-        assert off < 1e-6 * np.linalg.norm(expected["model"])
-        until((out / "square.json").exists, "the end of the run")
-        squares = [(value[sampled] ** 2).sum() / CLIENTS for name, value in expected.items() if "memory" in name]
-        if squares:  # IFCA's choice is not in the loop's result
-            assert json.loads((out / "square.json").read_text()) == pytest.approx(sum(squares), rel=1e-6)
+        off = np.linalg.norm(saved[0]["model"].double().numpy() - model)
+        assert off < 1e-6 * np.linalg.norm(model), name
+        if square is not None:
+            until((tmp_path / name / "square.json").exists, "the end of the run")
+            assert json.loads((tmp_path / name / "square.json").read_text()) == pytest.approx(square, rel=1e-6), name
 
 
 def test_no_telemetry_is_sent() -> None:

@@ -15,6 +15,7 @@ from fedkin import FedAvg, Federation, Local
 from fedkin.algorithms import IFCA, Alone
 from fedkin.errors import BadInput
 from fedkin.flower import Strategy, client_app, initial_arrays, measured
+from fedkin.flower.settings import check_steps
 from fedkin.models import CROSS_ENTROPY, Logistic, Squared, build_model, loss_for
 from flower_grid import Direct
 
@@ -115,4 +116,4 @@ def test_adam_is_refused_before_any_node_is_asked() -> None:
     assert grid.questions == []
     assert Strategy(SignStep(step_size=0.01), min_nodes=5).start(grid, initial_arrays(model), 1, 0.2).arrays
     for algorithm in (FedAvg(), fedkin.FedKin(kappa=1.0, kin="updates"), Alone(), IFCA(), fedkin.Kin()):
-        Strategy(algorithm, local, min_nodes=5)._check_steps(torch.zeros(1, model.size))
+        check_steps(Strategy(algorithm, local, min_nodes=5), torch.zeros(1, model.size))

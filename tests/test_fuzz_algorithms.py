@@ -61,7 +61,7 @@ def assert_fast_is_plain(runs: Sequence[Simulation], rounds: int = 3) -> None:
     local=LOCALS,
     take_part=st.sampled_from([None, None, 2]),
 )
-@examples(100)
+@examples(50)
 def test_fast_is_plain(
     algorithms: list[Algorithm], sizes: list[int], features: int, layered: bool, local: Local, take_part: int | None
 ) -> None:
@@ -90,7 +90,7 @@ WIDENING = RandomAlgorithm(
     sizes=st.lists(st.integers(60, 80), min_size=2, max_size=3),
     l2=st.sampled_from([0.0, 0.05]),
 )
-@examples(40)
+@examples(20)
 def test_compiled_is_plain(algorithms: list[Algorithm], sizes: list[int], l2: float) -> None:
     pytest.importorskip("numba")
     federation, graph = small_federation(sizes, 150, 4), SimilarityGraph.edgeless(len(sizes))

@@ -55,24 +55,24 @@ def carry_out(settings: Any, overridden: Sequence[str] = ()) -> None:
 
 
 @given(sensible())
-@examples(120)
+@examples(60)
 def test_sensible_settings(settings: Any) -> None:
     carry_out(settings)
 
 
 @given(spoiled())
-@examples(300)
+@examples(150)
 def test_one_or_two_settings_are_wrong(settings: Any) -> None:
     carry_out(settings)
 
 
 @given(nonsense())
-@examples(150)
+@examples(75)
 def test_nonsense(settings: Any) -> None:
     carry_out(settings)
 
 
 @given(sensible(), overrides())
-@examples(150)
+@examples(75)
 def test_overrides(settings: Any, overridden: list[str]) -> None:
     carry_out(settings, overridden)

@@ -108,7 +108,7 @@ STAGES = {
 
 
 @given(**STAGES)
-@examples(60, shrink=False)
+@examples(30, shrink=False)
 def test_the_same_bits(cases: dict[str, Case], case: str, stage: str, seed: int, times: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out"
@@ -118,7 +118,7 @@ def test_the_same_bits(cases: dict[str, Case], case: str, stage: str, seed: int,
 
 
 @given(**STAGES)
-@examples(40, shrink=False)
+@examples(20, shrink=False)
 def test_reports_of_damaged_runs(cases: dict[str, Case], case: str, stage: str, seed: int, times: int) -> None:
     """Damaged runs are left out with a warning; a report of the others can be written."""
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():

@@ -4,6 +4,7 @@ import io
 import os
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from PIL import Image
 
 from fedkin.data import load
-from fedkin.data.hub import from_hub
+from fedkin.data.hub import HUB, from_hub
 from fedkin.errors import BadInput
 from small_data import same, small
 
@@ -91,12 +92,13 @@ def test_unexpected_hub_data_are_reported() -> None:
         from_hub("mnist", hub.DatasetDict(train=table(list(noise(12, 28, 28)), classes=12), test=good))
 
 
-@pytest.fixture(scope="module")
-def whole_mnist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A data set of MNIST's sizes, as `datasets` stores it: ten images, again and again."""
+@pytest.fixture
+def whole_mnist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A data set of a hundredth of MNIST's sizes, as `datasets` stores it: ten images, again and again."""
+    monkeypatch.setitem(HUB, "mnist", replace(HUB["mnist"], samples={"train": 600, "test": 100}))
     images = [png(image) for image in noise(10, 28, 28)]
-    path = tmp_path_factory.mktemp("hub") / "mnist"
-    hub.DatasetDict(train=table(images * 6000), test=table(images * 1000)).save_to_disk(str(path))
+    path = tmp_path / "hub" / "mnist"
+    hub.DatasetDict(train=table(images * 60), test=table(images * 10)).save_to_disk(str(path))
     return path
 
 
@@ -111,9 +113,9 @@ def test_download_is_checked_stored_and_not_repeated(
 
     monkeypatch.setattr(hub, "load_dataset", load_dataset)
     first = load("mnist", tmp_path / "data")
-    assert first.x_train.shape == (60_000, 28, 28)
-    assert first.x_test.shape == (10_000, 28, 28)
-    assert np.array_equal(first.x_train[59_990:], noise(10, 28, 28))
+    assert first.x_train.shape == (600, 28, 28)
+    assert first.x_test.shape == (100, 28, 28)
+    assert np.array_equal(first.x_train[590:], noise(10, 28, 28))
     assert os.listdir(tmp_path / "data") == ["mnist.npz"]  # and no temporary file
     assert same(first, load("mnist", tmp_path / "data"))
     assert asked == ["ylecun/mnist"]

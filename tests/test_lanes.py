@@ -116,7 +116,7 @@ def test_a_crash_in_a_grid(done: int, whole: Path, tmp_path: Path, monkeypatch: 
         assert rounds(tmp_path / "small" / folder.name) == rounds(folder), folder.name
 
 
-@pytest.mark.parametrize("saves", range(1, 16))
+@pytest.mark.parametrize("saves", [1, 5, 8, 9, 12, 15])
 def test_a_crash_between_the_files_of_a_group(
     saves: int, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

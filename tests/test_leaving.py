@@ -36,7 +36,7 @@ CONV = {"kind": "own_nets:Digits"}
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
     """Runs of one global model and of personal ones."""
-    grid = {**BASE, "algorithm": ["fedavg", "alone", "finetuned", "kin", "ifca"]}
+    grid = {**BASE, "algorithm": ["fedavg", "alone", "finetuned", "kin", "ifca", "fedem"]}
     return {result.name: result for result in fedkin.run(grid, out=tmp_path_factory.mktemp("leaving"))}
 
 
@@ -66,7 +66,7 @@ def test_predictions_have_the_recorded_accuracy(results: dict[str, Result]) -> N
     assert (probabilities.argmax(1) == run.predict(data.x_test[:5])).all()
 
 
-@pytest.mark.parametrize("name", ["alone", "finetuned", "kin", "ifca"])
+@pytest.mark.parametrize("name", ["alone", "finetuned", "kin", "ifca", "fedem"])
 def test_predictions_of_clients_have_the_recorded_accuracy(name: str, results: dict[str, Result]) -> None:
     run = results[name]
     right = [(run.predict(x, client=i) == y).sum() for i, (x, y) in enumerate(own_test_data())]
@@ -107,7 +107,11 @@ def test_bad_predictions(results: dict[str, Result]) -> None:
 def test_in_memory_as_in_folders(results: dict[str, Result]) -> None:
     federation = federate(digits(), clients=4, validation=0.2, preprocess="standardise")
     local = fedkin.Local(epochs=2, batch_size=32)
-    for algorithm, name in ((FineTuned(step_size=0.1), "finetuned"), (fedkin.Kin(step_size=0.1), "kin")):
+    for algorithm, name in (
+        (FineTuned(step_size=0.1), "finetuned"),
+        (fedkin.Kin(step_size=0.1), "kin"),
+        (fedkin.FedEM(step_size=0.1), "fedem"),
+    ):
         live = fedkin.train(federation, algorithm, local=local, rounds=2)
         for client in range(4):
             for part, value in live.state_dict(client).items():
@@ -152,7 +156,7 @@ def test_load_run_is_the_run(results: dict[str, Result]) -> None:
 def test_load_run_refuses_what_is_no_run(results: dict[str, Result], tmp_path: Path) -> None:
     folder = results["alone"].folder
     assert folder is not None
-    with pytest.raises(BadInput, match=r"holds 5 runs: give the folder of one \(alone, fedavg"):
+    with pytest.raises(BadInput, match=r"holds 6 runs: give the folder of one \(alone, fedavg"):
         fedkin.load_run(folder.parent)
     with pytest.raises(BadInput, match="is not a folder"):
         fedkin.load_run(tmp_path / "nothing")

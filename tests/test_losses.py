@@ -192,7 +192,7 @@ def test_gram_matrices_are_compiled_for_softmax_alone() -> None:
 
     local, cpu = Local(10, 64), torch.device("cpu")
     for loss, expected in ((CROSS_ENTROPY, "compiled"), (Logistic(), "samples"), (Squared(), "samples")):
-        steps = Steps(Linear(150, 4, loss), local, cpu, True, True, lanes=1, returning=True, repeated=True)
+        steps = Steps(Linear(150, 4, loss), local, cpu, True, True, 1, True, lanes=1, returning=True, repeated=True)
         assert {space.name for space in steps.spaces([200] * 1000).values()} == {expected}
         shuffled = replace(steps, repeated=False)
         assert {space.name for space in shuffled.spaces([200] * 1000).values()} == {"primal"}
@@ -201,17 +201,21 @@ def test_gram_matrices_are_compiled_for_softmax_alone() -> None:
 
 
 def test_linear_regression_finds_least_squares() -> None:
-    """Full batches at clients that all take part: the minimum of the sum is the solution of the normal equations."""
+    """Full batches at clients that all take part: the minimum of the sum is the solution of the normal equations.
+
+    With features that are centred and uncorrelated, of variance 1, a round brings it nearer by 1 − γ = 0.6.
+    """
     federation = federation_of("number", 5)
-    centred = replace(federation.train, x=3 * (federation.train.x - federation.train.x.mean(0)))
-    federation = replace(federation, train=centred)
+    centred = federation.train.x - federation.train.x.mean(0)
+    whitened = torch.linalg.qr(centred).Q * len(centred) ** 0.5
+    federation = replace(federation, train=replace(federation.train, x=whitened))
     result = train(
         federation, FedAvg(step_size=0.4), model=Linear(5, 1, Squared(2.0), zero=True), graph="uniform",
-        weights="samples", local=Local(epochs=1, batch_size=None, l2=0.0), rounds=1500,
+        weights="samples", local=Local(epochs=1, batch_size=None, l2=0.0), rounds=40,
     )  # fmt: skip
     x = np.c_[federation.train.x.double().numpy(), np.ones(len(federation.train.y))]
     solution, *_ = np.linalg.lstsq(x, federation.train.y.double().numpy(), rcond=None)
-    np.testing.assert_allclose(result.model.numpy(), solution, atol=5e-3)
+    np.testing.assert_allclose(result.model.numpy(), solution, atol=1e-5)
     miss = x @ solution - federation.train.y.double().numpy()
     assert result.train_loss[-1] == pytest.approx((miss**2).mean() / 2, rel=1e-3)
     assert result.train_mse[-1] == pytest.approx(4 * (miss**2).mean(), rel=1e-3), "in units of the data: scale²"

@@ -137,7 +137,7 @@ class SignStep(FedAvg):
 
 
 def test_what_cannot_be_combined_is_refused() -> None:
-    with pytest.raises(BadInput, match=r"Scaffold computes with the lengths of its own steps.*local.optimizer = 'sgd'"):
+    with pytest.raises(BadInput, match=r"Scaffold counts on steps of its own.*local.optimizer = 'sgd'"):
         simulation(Scaffold(step_size=0.1), local=Local(optimizer="momentum"))
     with pytest.raises(BadInput, match="weight_decay = 0"):
         simulation(Scaffold(step_size=0.1), local=Local(weight_decay=0.1))

@@ -1,11 +1,12 @@
 """The page in a real browser: it renders without a word to the console, and its controls work."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from browser import needs_browser, opened
+from browser import launched, needs_browser, opened
 from fedkin.reports.page.document import page_of
 from fedkin.reports.runs import collect
 from page_runs import write_comparison_of
@@ -14,11 +15,18 @@ from test_page import EVIL
 pytestmark = needs_browser
 
 
-@pytest.fixture
-def page_file(tmp_path: Path) -> Path:
-    folder = write_comparison_of(tmp_path, seeds=2, names=EVIL)
-    (tmp_path / "page.html").write_text(page_of(collect(folder)), encoding="utf-8")
-    return tmp_path / "page.html"
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with launched() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("page") / "page.html"
+    folder = write_comparison_of(file.parent, seeds=2, names=EVIL)
+    file.write_text(page_of(collect(folder)), encoding="utf-8")
+    return file
 
 
 def marks(page: Any, chart: str) -> int:
@@ -26,9 +34,9 @@ def marks(page: Any, chart: str) -> int:
     return int(page.locator(f"#part-0-{chart} svg .mark-line path, #part-0-{chart} svg .mark-symbol path").count())
 
 
-def test_it_renders_in_silence_at_all_widths(page_file: Path) -> None:
+def test_it_renders_in_silence_at_all_widths(browser: Any, page_file: Path) -> None:
     for width, scheme in ((1280, "light"), (700, "dark"), (360, "light")):
-        with opened(page_file, viewport={"width": width, "height": 800}, color_scheme=scheme) as page:
+        with opened(browser, page_file, viewport={"width": width, "height": 800}, color_scheme=scheme) as page:
             assert page.said == []
             assert page.locator(".chart svg, .chart canvas").count() == 4
             assert page.evaluate("document.documentElement.scrollWidth") <= width  # nothing sticks out
@@ -37,8 +45,8 @@ def test_it_renders_in_silence_at_all_widths(page_file: Path) -> None:
             assert page.locator(".headline").inner_text().startswith("Kin is best")
 
 
-def test_boxes_filter_all_charts(page_file: Path) -> None:
-    with opened(page_file) as page:
+def test_boxes_filter_all_charts(browser: Any, page_file: Path) -> None:
+    with opened(browser, page_file) as page:
         before = {chart: marks(page, chart) for chart in ("differences", "curves", "clients")}
         page.get_by_label("FedAvg", exact=True).uncheck()
         page.wait_for_timeout(300)
@@ -56,8 +64,8 @@ def test_boxes_filter_all_charts(page_file: Path) -> None:
         assert page.said == []
 
 
-def test_selections_change_what_is_drawn(page_file: Path) -> None:
-    with opened(page_file) as page:
+def test_selections_change_what_is_drawn(browser: Any, page_file: Path) -> None:
+    with opened(browser, page_file) as page:
 
         def labels(chart: str) -> list[str]:
             found: list[str] = page.locator(f"#part-0-{chart} svg .role-axis-label text").all_text_contents()
@@ -79,8 +87,8 @@ def test_selections_change_what_is_drawn(page_file: Path) -> None:
         assert page.said == []
 
 
-def test_a_tooltip_has_the_name_of_the_client_as_text(page_file: Path) -> None:
-    with opened(page_file) as page:
+def test_a_tooltip_has_the_name_of_the_client_as_text(browser: Any, page_file: Path) -> None:
+    with opened(browser, page_file) as page:
         page.locator("#part-0-clients svg .mark-symbol path").first.hover(force=True)
         page.wait_for_selector("#vg-tooltip-element.visible")
         tip = page.locator("#vg-tooltip-element")
@@ -89,8 +97,8 @@ def test_a_tooltip_has_the_name_of_the_client_as_text(page_file: Path) -> None:
         assert page.said == []
 
 
-def test_it_prints(page_file: Path, tmp_path: Path) -> None:
-    with opened(page_file) as page:
+def test_it_prints(browser: Any, page_file: Path) -> None:
+    with opened(browser, page_file) as page:
         page.emulate_media(media="print", color_scheme="dark")
         assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
         assert not page.get_by_role("button", name="none").is_visible()

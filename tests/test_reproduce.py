@@ -100,6 +100,7 @@ def test_a_quick_trial_names_its_own_data(out: Path) -> None:
 
 def test_runs_are_shared_and_kept(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reproduce("table", quick=True, out=out)
+    monkeypatch.setattr("fedkin.paper.reproduce._save_figures", lambda *_: [])  # drawn in the tests of each
     monkeypatch.setattr(experiment, "play", lambda *_: pytest.fail("a finished run was carried out again"))
     for name in SHARED:
         reproduce(name, quick=True, out=out)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import fedkin
-from command_line import fedkin as command
+from command_line import Command
 from conftest import small_federation
 from fedkin import FedAvg, Kin, Local
 from fedkin.algorithms import Algorithm, Alone
@@ -90,15 +90,15 @@ def test_the_average_of_personal_models_does_not_count() -> None:
     assert result.own_test_accuracy[-1] == 1
 
 
-def test_the_command_says_it_once_and_keeps_it(tmp_path: Path) -> None:
+def test_the_command_says_it_once_and_keeps_it(tmp_path: Path, invoke: Command) -> None:
     settings = ["rounds=6", "clients=5", "epochs=1", "validation=0", "model.kind=softmax", "step_size=[0.1, 1000]"]
     arguments = ["run", *(word for one in [*settings, 'algorithm="fedavg"'] for word in ("--set", one))]
-    done = command(*arguments, cwd=tmp_path)
+    done = invoke(*arguments, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     (line,) = [line for line in done.stdout.splitlines() if "grew" in line]
     assert line.startswith("fedavg-step_size=1000: the training loss grew from 2")
     folder = tmp_path / "results" / "demo"
     assert line.endswith(json.loads((folder / "fedavg-step_size=1000" / "summary.json").read_text())["warning"])
     assert "warning" not in json.loads((folder / "fedavg-step_size=0.1" / "summary.json").read_text())
-    again = command(*arguments, cwd=tmp_path)
+    again = invoke(*arguments, cwd=tmp_path)
     assert again.stdout.count("(kept)") == 2

@@ -1,6 +1,7 @@
 """The related systems, against explicit loops in float64: alone, as lanes, resumed and on Flower."""
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -27,6 +28,7 @@ from fedkin.algorithms import (
     FedAvg,
     FedAvgM,
     FedDyn,
+    FedEM,
     FedNova,
     FedU,
     FedYogi,
@@ -42,6 +44,7 @@ from fedkin.engine.lanes import joined, parted, together
 from fedkin.engine.own import models_of
 from fedkin.engine.simulation import Simulation, State
 from fedkin.errors import BadInput
+from fedkin.experiments.progress import Silent
 from fedkin.experiments.state_files import state_of, state_tensors
 from fedkin.graph.similarity import SimilarityGraph, build_graph
 from loops import CLIENTS, DittoLoop, ScaffoldLoop, assert_loop, federation, played, simulation
@@ -53,6 +56,7 @@ from system_loops import (
     FedAMPLoop,
     FedAvgMLoop,
     FedDynLoop,
+    FedEMLoop,
     FedNovaLoop,
     FedULoop,
     L2GDLoop,
@@ -97,6 +101,7 @@ SYSTEMS: dict[str, tuple[list[Algorithm], type[Any]]] = {
     "fedamp": ([FedAMP(step_size=0.2, pull=0.5, share=a, sigma=s) for a, s in ((0.5, 1.0), (1.0, 1.0), (0.5, 0.1))],
                FedAMPLoop),
     "cfl": ([CFL(step_size=0.2, groups=4, eps1=e, eps2=f) for e, f in ((9.0, 0.0), (0.0, 0.0), (9.0, 0.8))], CFLLoop),
+    "fedem": ([FedEM(step_size=g, components=3, spread=s) for g, s in ((0.2, 0.3), (0.1, 0.3), (0.2, 0.5))], FedEMLoop),
 }  # fmt: skip
 SELECTING = {
     "powerofchoice": PowerOfChoice(step_size=0.2, candidates=9),
@@ -155,6 +160,31 @@ def test_selection(system: str, features: int) -> None:
     run = prepared(SELECTING[system], features)
     assert lane_key(SELECTING[system]) is None
     assert_system(run, played(run, ROUNDS), PowerLoop)
+
+
+def test_a_sweep_of_selecting_runs_goes_one_after_another(tmp_path: Path) -> None:
+    """With a line that says so; other runs are lanes as usual."""
+    said: list[str] = []
+
+    class Heard(Silent):
+        def warn(self, name: str, sentence: str) -> None:
+            said.append(f"{name}: {sentence}")
+
+        def together(self, names: Sequence[str]) -> None:
+            said.append(str(len(names)))
+
+    settings = {
+        "rounds": 1,
+        "take_part": 2,
+        "partition": {"clients": 4, "samples": 20},
+        "local": {"epochs": 1, "step_size": [0.05, 0.1]},
+        "algorithm": ["fedavg", "powerofchoice"],
+    }
+    fedkin.run(settings, out=tmp_path, listener=Heard())
+    first, *groups = said
+    assert first.startswith("powerofchoice")
+    assert first.endswith("2 runs, of which this is the first, select clients of their own, and go one after another")
+    assert sorted(groups) == ["1", "1", "2"]
 
 
 @pytest.mark.parametrize("system", [*SYSTEMS, *SELECTING])
@@ -227,6 +257,8 @@ def test_every_field_changes_the_result() -> None:
         (MOCHA, {"ridge": 0.0}, "ridge = 0 is out of range"),
         (FedAMP, {"sigma": 0.0}, "sigma = 0 is out of range"),
         (CFL, {"groups": 0}, "groups = 0 is out of range"),
+        (FedEM, {"components": 0}, "components = 0 is out of range"),
+        (FedEM, {"spread": 0.0}, "spread = 0 is out of range"),
     ],
 )
 def test_ranges(kind: type[Algorithm], settings: dict[str, Any], says: str) -> None:

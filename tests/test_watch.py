@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from browser import drawn, needs_browser, opened, until
+from browser import drawn, launched, needs_browser, opened, until
 from fedkin.errors import BadInput
 from fedkin.reports.page import server as serving
 from fedkin.reports.page.server import PageServer, state_text
@@ -99,6 +99,7 @@ def test_bad_folders_and_ports(tmp_path: Path) -> None:
         PageServer(tmp_path, 99_999)
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_the_command_ends_with_a_sentence(tmp_path: Path) -> None:
     write_run(tmp_path, "a", FEDAVG)
     command = [sys.executable, "-c", "from fedkin.cli import main; main()", "watch", str(tmp_path)]
@@ -119,7 +120,7 @@ def test_the_command_ends_with_a_sentence(tmp_path: Path) -> None:
 @needs_browser
 def test_the_page_renews_itself_and_keeps_choices(server: PageServer, tmp_path: Path) -> None:
     write_comparison_of(tmp_path)
-    with opened(server.address) as page:
+    with launched() as browser, opened(browser, server.address) as page:
         page.get_by_label("FedAvg", exact=True).uncheck()
         write_run(tmp_path, "new", FEDKIN, summary=False, rounds=4)
         until(page, "document.body.innerText.includes('1 running')")
