@@ -64,6 +64,12 @@ def tree(tmp_path: Path) -> tuple[list[str], Callable[[], list[int]]]:
     return [str(script), str(ids)], pids
 
 
+@pytest.fixture(autouse=True)
+def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes that tests start find the launcher, as they do with `make federation`."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "tools"))
+
+
 needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="orphans are adopted on Linux alone")
 
 
