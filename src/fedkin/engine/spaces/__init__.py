@@ -16,6 +16,8 @@ primal_kernels.py  a compiled round on parameters
 primal_loops.py    its innermost loops
 program.py         `Program`: steps with several gradients as matrices
 program_kernels.py the same compiled, on parameters
+batchwise.py       `Batchwise`: steps whose gradients are all of one batch, in products of its samples
+batchwise_kernels.py the same compiled
 vectors.py         SIMD code for them
 compilation.py     compilation by Numba, cached on disk
 """

@@ -32,7 +32,8 @@ if config.DISABLE_JIT:  # type: ignore[attr-defined] # it is set at run time
 OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
 COMPILED_SOURCES = (
     *("kernels.py", "inner_loops.py", "primal_kernels.py", "primal_loops.py"),
-    *("program_kernels.py", "recipe.py", "program.py", "vectors.py", "compilation.py"),
+    *("program_kernels.py", "batchwise_kernels.py", "recipe.py", "program.py", "batchwise.py"),
+    *("vectors.py", "compilation.py"),
 )
 
 

@@ -10,6 +10,8 @@ from torch import Tensor
 from fedkin.algorithms.local import Local
 from fedkin.data.federation import Clients
 from fedkin.engine.spaces import primal_kernels
+from fedkin.engine.spaces.batchwise import batchwise_of, pays
+from fedkin.engine.spaces.batchwise_kernels import batchwise_round
 from fedkin.engine.spaces.combination import Factor
 from fedkin.engine.spaces.program import is_tracked, program_of
 from fedkin.engine.spaces.program_kernels import program_round
@@ -60,9 +62,20 @@ class Primal(Player):
         if found:
             flat = [value if value.dim() == 3 else value[None] for value in found.values()]
             vectors = [given[name].expand_as(flat[0]) for name in program.received]
-            program_round(program, *self._limits(lanes), self.clients, self.network, vectors, flat)
+            l2, clip = self._limits(lanes)
+            by_batch = None if len(clip) or self.network.hidden else batchwise_of(script, lanes)
+            if by_batch and pays(by_batch, *self._largest, self.network.features, self.network.outputs):
+                batchwise_round(by_batch, program, self.clients, self.network, vectors, flat)
+            else:
+                program_round(program, l2, clip, self.clients, self.network, vectors, flat)
         after = script.after[self.counts[0] - 1]
         return found | {name: unchanged(script, v, given) for name, v in after.items() if name not in found}
+
+    @property
+    def _largest(self) -> tuple[int, int]:
+        """Samples of a batch, and steps of a client."""
+        ends = [client.ends for client in self.clients]
+        return max(int(np.diff(own).max()) for own in ends), max(map(len, ends)) - 1
 
     def _limits(self, lanes: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Penalty and clipping norm of each lane; none at all without clipping."""
