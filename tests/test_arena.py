@@ -17,7 +17,6 @@ from fedkin.algorithms.search import Between, OneOf, Search, points
 from fedkin.arena import Budget, compare
 from fedkin.arena.comparison import FINALS, _works
 from fedkin.arena.entrants import SEARCHED_STEP, entrants
-from fedkin.arena.phases import Phase, Phases
 from fedkin.arena.spaces import page_with_spaces
 from fedkin.arena.trials import Trial, Trials, edges, rungs_of, sizes_of
 from fedkin.data.measure import ACCURACY
@@ -123,15 +122,15 @@ def test_step_sizes_are_the_same_for_all_methods() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"seed": [0, 1]}, "seed has several values"),
+        ({"rounds": [2, 3]}, r"rounds has several values, and a comparison has one: choose it with --set rounds=…"),
         ({"partition": {"clients": [4, 5]}}, "partition.clients has several values"),
-        ({"local": {"epochs": [1, 2]}}, "local.epochs has several values"),
+        ({"local": {"epochs": [1, 2]}}, "local.epochs has several values.*put the list there, as local.epochs"),
         ({"algorithm": [{"name": "fedprxo"}, {"name": "fedavg"}]}, "unknown algorithm 'fedprxo'"),
     ],
 )
 def test_what_is_no_comparison_is_refused_before_any_run(tmp_path: Path, change: Record, words: str) -> None:
     with pytest.raises(BadInput, match=words):
-        compare({**TINY, **change}, budget=SMALL, out=tmp_path)
+        compare({**TINY, **change}, budget=SMALL, out=tmp_path, on="process")
     assert not list(tmp_path.iterdir())
 
 
@@ -141,7 +140,7 @@ def test_what_is_no_comparison_is_refused_before_any_run(tmp_path: Path, change:
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("compared")
-    compare(TINY, budget=SMALL, out=out)
+    compare(TINY, budget=SMALL, out=out, on="process")
     return out
 
 
@@ -249,8 +248,8 @@ def test_an_interrupted_comparison_continues(compared: Path, tmp_path: Path, aft
             raise Stopped
 
     with pytest.raises(Stopped):
-        compare(TINY, budget=SMALL, out=tmp_path, show=stop)
-    compare(TINY, budget=SMALL, out=tmp_path)
+        compare(TINY, budget=SMALL, out=tmp_path, show=stop, on="process")
+    compare(TINY, budget=SMALL, out=tmp_path, on="process")
     mine, theirs = comparison(tmp_path), comparison(compared)
     assert mine == theirs
     for name, summary in summaries(compared / "tiny-compared").items():
@@ -258,11 +257,18 @@ def test_an_interrupted_comparison_continues(compared: Path, tmp_path: Path, aft
         assert again["final_validation_loss"] == summary["final_validation_loss"]
 
 
+def test_of_several_seeds_the_first_is_for_trials(tmp_path: Path) -> None:
+    few = {**TINY, "rounds": 2, "algorithm": "fedavg", "seed": [3, 9]}
+    found = compare(few, algorithms=["fedavg"], budget=Budget(1, 2), out=tmp_path, on="process")
+    assert comparison(tmp_path)["tuned_on_seed"] == 3
+    assert {result.config["seed"] for result in found.results} == {4, 5}
+
+
 def test_a_larger_budget_keeps_the_trials_of_a_smaller_one(tmp_path: Path) -> None:
     few = {**TINY, "algorithm": "fedavg"}
-    compare(few, algorithms=["fedavg"], budget=Budget(2, 1), out=tmp_path)
+    compare(few, algorithms=["fedavg"], budget=Budget(2, 1), out=tmp_path, on="process")
     before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("tiny-compared-tuning/*/summary.json")}
-    compare(few, algorithms=["fedavg"], budget=Budget(3, 1), out=tmp_path)
+    compare(few, algorithms=["fedavg"], budget=Budget(3, 1), out=tmp_path, on="process")
     after = {path: path.stat().st_mtime_ns for path in tmp_path.glob("tiny-compared-tuning/*/summary.json")}
     assert len(before) == 4 * 2
     assert len(after) == 4 * 3
@@ -308,7 +314,7 @@ def test_two_copies_of_fedavg_are_a_tie() -> None:
 
 def test_a_planted_better_algorithm_is_found(tmp_path: Path) -> None:
     settings = {**TINY, "rounds": 3, "partition": {"clients": 4}, "algorithm": "fedavg"}
-    found = compare(settings, algorithms=["test_arena:Planted"], budget=Budget(3, 5), out=tmp_path)
+    found = compare(settings, algorithms=["test_arena:Planted"], budget=Budget(3, 5), out=tmp_path, on="process")
     headline = answer_of(field_of(collect(found.folder))).headline
     assert headline.startswith("Planted is best")
 
@@ -349,26 +355,6 @@ def test_edges_by_hand() -> None:
     assert edges(space, trials, trials[2]) == {}
 
 
-def test_the_estimate_by_hand() -> None:
-    """Phases of 10 and 2 · 3 rounds: after 5 rounds in 5 seconds 5 + 6 are left, whatever was kept."""
-    now = [0.0]
-    said: list[tuple[str, float, float | None]] = []
-    phases = Phases(
-        [Phase("one", 2, 5, 1.0), Phase("two", 1, 3, 2.0)], lambda *words: said.append(words), lambda: now[0]
-    )
-    phases.next("one")
-    for _ in range(5):
-        now[0] += 1
-        phases.round("run", {})
-    phases.end("run", {"status": "finished"}, False)
-    assert said[-1][0] == "one: 1 of 2 runs"
-    assert said[-1][1:] == pytest.approx((5 / 16, 11.0))
-    phases.end("kept", {"status": "finished"}, True)
-    assert phases.left == pytest.approx(6.0)  # five kept rounds took no time
-    phases.next("two")
-    assert phases.left == pytest.approx(6.0)
-
-
 def test_works_of_a_budget() -> None:
     works = _works(12, Budget(16, 5), 50)
     assert [(work.runs, work.rounds) for work in works] == [(192, 5), (96, 5), (48, 15), (24, 25), (60, 50)]
@@ -387,7 +373,7 @@ def test_fresh_repeats_all_trials(tmp_path: Path) -> None:
     few = {**TINY, "rounds": 2, "algorithm": "fedavg"}
     times: list[dict[Path, int]] = []
     for fresh in (False, True):
-        compare(few, algorithms=["fedavg"], budget=Budget(1, 1), out=tmp_path, fresh=fresh)
+        compare(few, algorithms=["fedavg"], budget=Budget(1, 1), out=tmp_path, fresh=fresh, on="process")
         times.append({path: path.stat().st_mtime_ns for path in tmp_path.glob("*/*/summary.json")})
     assert len(times[0]) == 2 * 4
     assert all(times[1][path] > written for path, written in times[0].items())

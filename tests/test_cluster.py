@@ -31,12 +31,12 @@ def rounds(folder: Path) -> dict[str, list[dict[str, object]]]:
 def test_tasks_give_the_same_folders(tmp_path: Path) -> None:
     pytest.importorskip("ray")
     here = run(GRID, out=tmp_path / "here")
-    there = run(GRID, out=tmp_path / "there", on="local")
+    there = run(GRID, out=tmp_path / "there", on="ray")
     assert rounds(tmp_path / "there") == rounds(tmp_path / "here")
     assert len(rounds(tmp_path / "there")) == 4
     marked = next((tmp_path / "there").glob("grid/*/summary.json"))
     written = marked.stat().st_mtime_ns
-    run(GRID, out=tmp_path / "there", on="local", fresh=True)
+    run(GRID, out=tmp_path / "there", on="ray", fresh=True)
     assert marked.stat().st_mtime_ns > written
     for one, other in zip(here, there, strict=True):
         assert one.name == other.name

@@ -79,8 +79,8 @@ DataOption = Annotated[
 ]
 OutOption = Annotated[Path, typer.Option("--out", metavar="DIR", help="Where results are put.")]
 OnOption = Annotated[
-    str | None,
-    typer.Option("--on", metavar="ADDRESS", help="Runs as tasks on Ray: local, or a cluster's address. None: here."),
+    str,
+    typer.Option("--on", metavar="WHERE", help="On all cores, in this process, or on Ray: ray, ADDRESS."),
 ]
 PageOption = Annotated[Path | None, typer.Option("--page", metavar="FILE", help="Rewrite its section in a page.")]
 FreshOption = Annotated[bool, typer.Option("--fresh", help="Do runs again that are already there.")]
@@ -110,7 +110,7 @@ def run(
     out: OutOption = Path("results"),
     data: DataOption = None,
     fresh: FreshOption = False,
-    on: OnOption = None,
+    on: OnOption = "process",
     track: Annotated[
         list[str], typer.Option("--track", metavar="NAME", help="Also to tensorboard or mlflow; repeatable.")
     ] = [],  # noqa: B006 - typer copies it
@@ -144,7 +144,7 @@ def compare(
     out: OutOption = Path("results"),
     data: DataOption = None,
     fresh: FreshOption = False,
-    on: OnOption = None,
+    on: OnOption = "cores",
     page: PageOption = None,
 ) -> None:
     """Find out which method is best on your clients: all tuned alike on validation samples, then on fresh seeds."""
@@ -358,6 +358,7 @@ def reproduce(
     settings: SetOption = [],  # noqa: B006 - typer copies it
     show: Annotated[bool, typer.Option("--show", help="Show what is there; carry out nothing.")] = False,
     fresh: FreshOption = False,
+    on: OnOption = "process",
     page: PageOption = None,
 ) -> None:
     """Reproduce the paper's tables and figures, with its values beside ours. Finished runs are kept."""
@@ -373,17 +374,9 @@ def reproduce(
     writable_file(page, "--page")
     with progress.shown(console()) as listener:
         shown = reproductions.reproduce(
-            name,
-            out=out,
-            data=data,
-            quick=quick,
-            only=only or [],
-            overrides=settings,
-            run=not show,
-            fresh=fresh,
-            page=page,
-            listener=listener,
-        )
+            name, out=out, data=data, quick=quick, only=only or [], overrides=settings,
+            run=not show, fresh=fresh, page=page, listener=listener, on=on,
+        )  # fmt: skip
     for table in shown.tables:
         console().print(table.rich())
     for note in shown.notes:

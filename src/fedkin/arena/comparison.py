@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from fedkin.arena.trials import Trial, Trials, edges, rungs_of, sizes_of, tune
 from fedkin.errors import BadInput, nearest
 from fedkin.experiments.data_sections import Settings
 from fedkin.experiments.grid import Plan, plans, settings_with
+from fedkin.experiments.places import CORES, Place, place_named
 from fedkin.experiments.results import COMPARISON_FILE, TRIALS_FILE, Result
 from fedkin.experiments.run import run_plans
 from fedkin.files import as_json, write_atomically
@@ -105,7 +107,7 @@ def compare(
     data: Path | str | None = None,
     show: Show = nothing,
     fresh: bool = False,
-    on: str | None = None,
+    on: str | Place | None = CORES,
 ) -> Comparison:
     """Compare methods on one federation: a TOML file, a dictionary, or None for the embedded one.
 
@@ -114,7 +116,7 @@ def compare(
     budget      `quick`, `standard`, `thorough`, or a `Budget`: the same for all methods
     overrides   settings as `key=value`
     out         folder of the results: `NAME-compared-tuning` has the trials, `NAME-compared` the runs on fresh seeds
-    on          carry runs out as tasks on Ray: `local`, or the address of a cluster
+    on          where runs are carried out: on all `cores`, in this `process`, or as tasks on Ray, at this address
     show        called with what is being done, the share that is done and the estimated seconds that are left
 
     Every method has the same number of trials and rounds. The settings with the lowest loss on the clients' validation
@@ -123,6 +125,8 @@ def compare(
     allowed = budget if isinstance(budget, Budget) else budget_of(budget)
     settings, beside = settings_with(source, overrides)
     _check_one_federation(settings)
+    if isinstance(seeds := settings.get("seed"), list) and seeds:  # as `fedkin run` takes them
+        settings = {**settings, "seed": seeds[0]}
     seed, rounds = int(settings.get("seed", 0)), int(settings.get("rounds", 100))
     name = f"{settings.get('name', 'experiment')}-compared"
     if source is None:  # the embedded experiment shows a few methods, with some of their settings
@@ -131,11 +135,6 @@ def compare(
     common = _common(settings, rounds, _private_runs(methods, allowed))
     works = _works(len(methods), allowed, rounds)
     phases = Phases(works, show)
-
-    def run(more: Settings, fresh_runs: bool) -> list[Result]:
-        found = [replace(plan, beside=beside) for plan in plans({**common, **more}, beside=beside)]
-        return run_plans(found, out=Path(out), data=data, listener=phases, fresh=fresh_runs, on=on)
-
     rungs = rungs_of(rounds)
     # A trial is judged where its run ends, for the time being or for good.
     trial = {"name": f"{name}-tuning", "evaluate_every": rounds, "evaluate": "test", "keep": "state"}
@@ -155,24 +154,27 @@ def compare(
         nonlocal first
         phases.next(works[rungs.index(until)].name)
         grid = {**trial, "rounds": until, "algorithm": tables}
-        found = {_key(result.config): result.summary for result in run(grid, first)}
+        trials = [replace(plan, beside=beside) for plan in plans({**common, **grid}, beside=beside)]
+        found = {_key(result.config): result.summary for result in carried_out(trials, fresh=first)}
         first = False  # later calls continue the runs of the first
         each = [plans({**common, **grid, "algorithm": [table]}, beside=beside)[0] for table in tables]
         return [_validation_loss(found[_key(plan.config.model_dump(mode="json", by_alias=True))]) for plan in each]
 
-    tune(tuning, methods, rounds, losses)
-    chosen = [Entry(method, tuning.trials[m], tuning.best(m, rounds)) for m, method in enumerate(methods)]
-    _check_any(chosen)
-    seeds = [seed + k for k in range(1, allowed.seeds + 1)]
-    phases.next(FINALS)
-    entries, finals = [], []
-    for entry in chosen:
-        table = entry.best and entry.method.table(entry.best.settings)
-        mine = plans({**common, "name": name, "seed": seeds, "algorithm": [table]}, beside=beside) if table else []
-        entries.append(replace(entry, runs=[plan.name for plan in mine]))
-        finals += mine
-    _write(folder / COMPARISON_FILE, entries, allowed, rounds, seed)
-    results = run_plans(_by_seed(finals, beside), out=Path(out), data=data, listener=phases, fresh=fresh, on=on)
+    with place_named(on) as place:
+        carried_out = partial(run_plans, out=Path(out), data=data, listener=phases, on=place)
+        tune(tuning, methods, rounds, losses)
+        chosen = [Entry(method, tuning.trials[m], tuning.best(m, rounds)) for m, method in enumerate(methods)]
+        _check_any(chosen)
+        seeds = [seed + k for k in range(1, allowed.seeds + 1)]
+        phases.next(FINALS)
+        entries, finals = [], []
+        for entry in chosen:
+            table = entry.best and entry.method.table(entry.best.settings)
+            mine = plans({**common, "name": name, "seed": seeds, "algorithm": [table]}, beside=beside) if table else []
+            entries.append(replace(entry, runs=[plan.name for plan in mine]))
+            finals += mine
+        _write(folder / COMPARISON_FILE, entries, allowed, rounds, seed)
+        results = carried_out(_by_seed(finals, beside), fresh=fresh)
     if spent := spent_in([Path(out) / f"{name}-tuning", folder]):
         _write(folder / COMPARISON_FILE, entries, allowed, rounds, seed, spent)
     return Comparison(folder, entries, results)
@@ -214,9 +216,9 @@ def _common(settings: Settings, rounds: int, runs: int) -> Settings:
 
 
 def _check_one_federation(settings: Settings) -> None:
-    for key in ("seed", "rounds", "take_part", "evaluate_every"):
+    for key in ("rounds", "take_part", "evaluate_every"):
         if isinstance(settings.get(key), list):
-            raise BadInput(f"{key} has several values: a comparison has one; fresh seeds are made by itself")
+            raise BadInput(f"{key} has several values, and a comparison has one: choose it with --set {key}=…")
     for section in FEDERATION:
         table = settings.get(section, {})
         listed = [key for key, value in table.items() if isinstance(value, list)] if isinstance(table, dict) else [""]
@@ -229,7 +231,7 @@ def _check_one_federation(settings: Settings) -> None:
     if listed:
         raise BadInput(
             f"local.{listed[0]} has several values: a comparison searches the step size and the numbers of "
-            "[[algorithm]]; put the list there, as local.{listed[0]}, or give one value"
+            f"[[algorithm]]; put the list there, as local.{listed[0]}, or give one value"
         )
 
 

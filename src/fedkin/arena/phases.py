@@ -14,6 +14,8 @@ from fedkin.types import Record
 
 Show = Callable[[str, float, float | None], None]  # what is done, the share that is done, the seconds that are left
 
+LEAST_DONE = 0.01  # of the work that has to be done before the rest is estimated
+
 
 @dataclass(frozen=True)
 class Phase:
@@ -63,9 +65,15 @@ class Phases(Silent):
 
     @property
     def left(self) -> float | None:
-        """Estimated seconds until the end; None as long as there is nothing to judge by."""
+        """Estimated seconds until the end; None as long as there is too little to judge by.
+
+        Runs that share products report a round one after the other when all have done it: the first of sixteen would
+        make it look sixteen times as slow.
+        """
         done, total = self.done - self.kept, sum(work.size for work in self.works)
-        return (self.clock() - self.since) / done * (total - self.done) if done > 0 else None
+        if done <= LEAST_DONE * (total - self.kept):
+            return None
+        return (self.clock() - self.since) / done * (total - self.done)
 
     def round(self, name: str, record: Record) -> None:
         self.rounds += 1

@@ -15,12 +15,21 @@ def data_digest(dataset: Dataset | OwnClients) -> str:
     Of clients' tables, names of clients and columns count, and the order of columns does not.
     """
     digest = hashlib.blake2b(digest_size=12)
-    for name, array in _of_clients(dataset) if isinstance(dataset, OwnClients) else _of_dataset(dataset):
+    for name, array in _arrays(dataset):
         digest.update(f"{name} {array.dtype} {array.shape}".encode())
         # Objects, such as strings of any length, have no bytes of their own.
         plain = np.asarray(array.astype(str) if array.dtype == object else array)
         digest.update(np.ascontiguousarray(plain).view(np.uint8).data)
     return digest.hexdigest()
+
+
+def count_of_numbers(dataset: Dataset | OwnClients) -> int:
+    """How many there are: features, labels and groups of all samples."""
+    return sum(array.size for _, array in _arrays(dataset))
+
+
+def _arrays(dataset: Dataset | OwnClients) -> Iterator[tuple[str, Array]]:
+    return _of_clients(dataset) if isinstance(dataset, OwnClients) else _of_dataset(dataset)
 
 
 def _of_dataset(dataset: Dataset) -> Iterator[tuple[str, Array]]:

@@ -6,7 +6,9 @@ server_sections.py `Aggregation`, `PrivacySection`: the settings about the serve
 grid.py          `plans`: the runs that a TOML file describes
 preparation.py   `Preparation`: data, graph, model and algorithm of a run
 run.py           `train` in memory, `run` in folders (import it from `fedkin`; here `run` is the module)
-cluster.py       `--on`: runs as tasks on Ray
+places.py        `--on`: where runs are carried out
+processes.py     on the cores of this machine, side by side
+cluster.py       as tasks on Ray
 group.py         runs that are executed together as lanes
 rounds.py        one round and its measurements
 rising.py        says if the training loss grows in the first rounds

@@ -1,4 +1,4 @@
-"""Runs as tasks on Ray: on the cores of this machine, or of a cluster.
+"""Runs as tasks on Ray, on the cores of a cluster.
 
 Tasks fill run folders, and what is missing afterwards is carried out here. A folder travels as an archive, so that the
 machines need no common disk; data files and own modules must be at the same paths on all of them.
@@ -18,44 +18,67 @@ from typing import Any
 from fedkin.cores import usable_cores
 from fedkin.errors import BadInput, in_short
 from fedkin.experiments.grid import Plan
-from fedkin.experiments.progress import Listener
+from fedkin.experiments.preparation import Preparation
+from fedkin.files import json_object
 
-LOCAL = "local"  # the address of the cores of this machine
+OWN = "ray"  # the address of a Ray that is started on this machine
 
 
-def fill_folders(
-    address: str, units: Sequence[Sequence[Plan]], out: Path, data: Path | None, listener: Listener, fresh: bool = False
-) -> None:
-    """Carry out plans on Ray, a task for each unit, and put their folders where `run` would have put them.
+class Cluster:
+    """Carry out runs as tasks on Ray, and put their folders where they would be otherwise.
 
-    address  `local`, or that of a cluster, such as `auto` or `ray://head:10001`
-    fresh    whether to repeat what is there already
+    address  `ray`, or that of a cluster, such as `auto` or `ray://head:10001`
     """
-    ray = _connected(address)
-    try:
-        task = ray.remote(num_cpus=1)(carry_out)
-        waiting = {}
-        for unit in units:
-            before = packed(out, [] if fresh else [f"{plan.config.name}/{plan.name}" for plan in unit])
-            waiting[task.remote(list(unit), data and str(data.absolute()), before)] = unit
-        total = len(waiting)
-        listener.doing(f"{total} tasks on Ray")
-        while waiting:
-            (done,), _ = ray.wait(list(waiting), num_returns=1)
-            del waiting[done]
-            try:
-                archive = ray.get(done)
-            except ray.exceptions.RayTaskError as error:
-                cause = error.cause
-                raise (
-                    cause
-                    if isinstance(cause, BadInput)
-                    else BadInput(f"a task on Ray failed ({in_short(cause)}): run without --on to see where")
-                ) from None
-            restore(archive, out)
-            listener.doing(f"{total - len(waiting)} of {total} tasks on Ray are done")
-    finally:
-        ray.shutdown()
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self._ray: Any = None  # once it is connected
+
+    def __enter__(self) -> "Cluster":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._ray:
+            self._ray.shutdown()
+
+    def carry_out(
+        self, units: Sequence[Sequence[Plan]], out: Path, preparation: Preparation, fresh: bool = False
+    ) -> list[str]:
+        """A task for each unit. Returns the names of runs that have ended."""
+        self._ray = self._ray or _connected(self.address)
+        return _ended_tasks(self._ray, units, out, preparation, fresh)
+
+
+def _ended_tasks(
+    ray: Any, units: Sequence[Sequence[Plan]], out: Path, preparation: Preparation, fresh: bool
+) -> list[str]:
+    data, listener = preparation.data, preparation.listener
+    task = ray.remote(num_cpus=1)(run_in_task)
+    waiting = {}
+    for unit in units:
+        before = packed(out, [] if fresh else [f"{plan.config.name}/{plan.name}" for plan in unit])
+        waiting[task.remote(list(unit), data and str(data.absolute()), before)] = unit
+    total, ended = len(waiting), []
+    listener.doing(f"{total} tasks on Ray")
+    while waiting:
+        (done,), _ = ray.wait(list(waiting), num_returns=1)
+        unit = waiting.pop(done)
+        try:
+            archive = ray.get(done)
+        except ray.exceptions.RayTaskError as error:
+            cause = error.cause
+            raise (
+                cause
+                if isinstance(cause, BadInput)
+                else BadInput(f"a task on Ray failed ({in_short(cause)}): run without --on to see where")
+            ) from None
+        restore(archive, out)
+        for plan in unit:
+            if summary := json_object(out / plan.config.name / plan.name / "summary.json"):
+                listener.end(plan.name, summary, True)
+                ended.append(plan.name)
+        listener.doing(f"{total - len(waiting)} of {total} tasks on Ray are done")
+    return ended
 
 
 def _connected(address: str) -> Any:
@@ -69,19 +92,21 @@ def _connected(address: str) -> Any:
         try:  # Ray itself would wait for minutes
             socket.create_connection((found[1], int(found[2])), timeout=10).close()
         except (OSError, OverflowError) as error:
-            raise BadInput(f"nothing answers at '{address}' ({in_short(error)}): check it, or use local") from None
+            raise BadInput(f"nothing answers at '{address}' ({in_short(error)}): check it, or leave out --on") from None
     quiet: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": False}
     try:
-        if address == LOCAL:
+        if address == OWN:
             ray.init(num_cpus=usable_cores(), include_dashboard=False, **quiet)
         else:
             ray.init(address=address, **quiet)
     except Exception as error:  # whatever Ray raises
-        raise BadInput(f"there is no Ray at '{address}' ({in_short(error)}): check the address, or use local") from None
+        raise BadInput(
+            f"there is no Ray at '{address}' ({in_short(error)}): check the address, or leave out --on"
+        ) from None
     return ray
 
 
-def carry_out(plans: list[Plan], data: str | None, before: bytes) -> bytes:
+def run_in_task(plans: list[Plan], data: str | None, before: bytes) -> bytes:
     """A task: the runs of plans in a folder of their own, on one core. Returns their folders."""
     import torch
 

@@ -7,7 +7,7 @@ from typing import Any
 from fedkin.algorithms import algorithm_named
 from fedkin.data import sources
 from fedkin.data.client_sources import read_clients
-from fedkin.data.digest import data_digest
+from fedkin.data.digest import count_of_numbers, data_digest
 from fedkin.data.federation import Federation
 from fedkin.data.own_clients import OwnClients
 from fedkin.data.partition import federate
@@ -61,6 +61,10 @@ class Preparation:
         if key not in self._digests:
             self._digests[key] = data_digest(self.dataset(config))
         return self._digests[key]
+
+    def numbers(self, config: Experiment) -> int:
+        """How many numbers the loaded data set has."""
+        return count_of_numbers(self.dataset(config))
 
     def dataset(self, config: Experiment) -> Dataset | OwnClients:
         """The data as they are loaded: a data set to be divided, or clients with samples of their own."""

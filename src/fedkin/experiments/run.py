@@ -23,10 +23,10 @@ from fedkin.engine.scores import predictions, score_summary
 from fedkin.engine.simulation import Simulation, State
 from fedkin.errors import BadInput
 from fedkin.experiments import records
-from fedkin.experiments.cluster import fill_folders
 from fedkin.experiments.config import former_settings
 from fedkin.experiments.grid import Plan, plans
 from fedkin.experiments.group import MOST_LANES, Lane, kept_result, run_group
+from fedkin.experiments.places import Place, place_named
 from fedkin.experiments.preparation import Preparation, validation_share
 from fedkin.experiments.progress import Listener, Silent
 from fedkin.experiments.results import Result
@@ -167,7 +167,7 @@ def run(
     data: Path | str | None = None,
     listener: Listener | None = None,
     fresh: bool = False,
-    on: str | None = None,
+    on: str | Place | None = None,
 ) -> list[Result]:
     """Run all runs of an experiment: a TOML file, a dictionary, or None for the embedded default.
 
@@ -175,7 +175,7 @@ def run(
     out        folder of the results
     data       directory of data sets
     fresh      whether to delete and repeat earlier runs
-    on         carry runs out as tasks on Ray: `local`, or the address of a cluster
+    on         where runs are carried out: see `place_named` (None: in this process)
 
     Finished runs are kept and interrupted ones continue. A run that diverges ends; the others continue.
     """
@@ -189,23 +189,35 @@ def run_plans(
     data: Path | str | None = None,
     listener: Listener | None = None,
     fresh: bool = False,
-    on: str | None = None,
+    on: str | Place | None = None,
 ) -> list[Result]:
     """Run all these runs; see `run`."""
-    listener = listener or Silent()
+    out, listener = Path(out), listener or Silent()
     listener.grid(len(todo))
-    if on is not None:
-        units = _units(todo) if fresh else _units([plan for plan in todo if not _has_ended(Path(out), plan)])
-        fill_folders(on, units, Path(out), Path(data) if data else None, listener, fresh)
-        fresh = False
     preparation = Preparation(Path(data) if data else None, listener)
+    _Runs(_of_one_federation(todo)[0], out, preparation, fresh)  # settings and data are known to be sound
+    records.write_plan(out / todo[0].config.name, [plan.name for plan in todo])
+    told: list[str] = []
+    with place_named(on) as place:
+        if place and (missing := _units(todo if fresh else [plan for plan in todo if not _has_ended(out, plan)])):
+            told = place.carry_out(missing, out, preparation, fresh)
+    results: dict[str, Result] = {}
+    for unit in _units(todo) if place else [list(todo)]:  # the same company here and there: the same bits
+        results |= carry_out(unit, out, preparation, fresh and unit[0].name not in told, told)
+    return [results[plan.name] for plan in todo]
+
+
+def carry_out(
+    todo: Sequence[Plan], out: Path, preparation: Preparation, fresh: bool, told: Sequence[str] = ()
+) -> dict[str, Result]:
+    """The results of these runs by name, of which those that are not in their folders yet are executed here.
+
+    told  names of runs that the listener knows to have ended
+    """
     results: dict[str, Result] = {}
     for alike in _of_one_federation(todo):
-        runs = _Runs(alike, Path(out), preparation, fresh)
-        if not results:  # now settings and data are known to be sound
-            records.write_plan(Path(out) / todo[0].config.name, [plan.name for plan in todo])
-        results |= runs.carried_out()
-    return [results[plan.name] for plan in todo]
+        results |= _Runs(alike, out, preparation, fresh, told).carried_out()
+    return results
 
 
 def _has_ended(out: Path, plan: Plan) -> bool:
@@ -240,13 +252,15 @@ def _of_one_federation(todo: Sequence[Plan]) -> list[list[Plan]]:
 class _Runs:
     """Runs of one federation. Finished ones are read from their folders, the others are executed in groups."""
 
-    def __init__(self, todo: Sequence[Plan], out: Path, preparation: Preparation, fresh: bool) -> None:
+    def __init__(
+        self, todo: Sequence[Plan], out: Path, preparation: Preparation, fresh: bool, told: Sequence[str] = ()
+    ) -> None:
         self.preparation, self.listener = preparation, preparation.listener
         self.plans = {plan.name: plan for plan in todo}
         self.folders = {plan.name: records.RunFolder(out / plan.config.name / plan.name) for plan in todo}
         self.data = preparation.data_digest(todo[0].config)
         self.usual = former_settings()
-        self.fresh = fresh
+        self.fresh, self.told = fresh, set(told)
 
     def carried_out(self) -> dict[str, Result]:
         """The results of all runs, by name."""
@@ -255,7 +269,8 @@ class _Runs:
             with self._opened(plan, fresh=self.fresh):
                 if kept := kept_result(self.folders[plan.name], plan, self._settings(plan)):
                     results[plan.name] = kept
-                    self.listener.end(plan.name, kept.summary, True)
+                    if plan.name not in self.told:
+                        self.listener.end(plan.name, kept.summary, True)
         for group in self._groups() if len(results) < len(self.plans) else []:
             if not all(name in results for name in group):
                 results |= self._together(group)
