@@ -1,7 +1,7 @@
 """A Flower grid whose nodes run in this process, with faults on demand."""
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -21,11 +21,12 @@ class Direct(Grid):
 
     nodes      node id → context; ids are random to Flower, here 1000 + partition to begin with
     heartbeat  node id → until when its last heartbeat is valid; without an entry none is known
+    more       what else the nodes have in their --node-config
     """
 
-    def __init__(self, app: ClientApp, partitions: Iterable[int], seen: int = 5) -> None:
+    def __init__(self, app: ClientApp, partitions: Iterable[int], seen: int = 5, more: Mapping[str, str] = {}) -> None:
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
-        self.app, self.total = app, seen
+        self.app, self.total, self.more = app, seen, dict(more)
         self.nodes: dict[int, Context] = {}
         self.faults: dict[int, Fault] = {}
         self.heartbeat: dict[int, float] = {}
@@ -38,6 +39,7 @@ class Direct(Grid):
         """A node connects."""
         node = 1000 + partition if node is None else node
         config: dict[str, bool | float | int | str] = {"partition-id": partition, "num-partitions": self.total}
+        config.update(self.more)
         self.nodes[node] = Context(1, node, config, RecordDict(), {})
 
     def leave(self, node: int) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import fedkin
 from fedkin import Algorithm, FedAvg, Federation, FedKin, FedProx, Local
+from fedkin.algorithms import Ditto
 from loopback.federation import Loopback
 
 APP = Path(__file__).parents[1] / "examples" / "flower" / "digits"
@@ -14,6 +15,7 @@ ALGORITHMS: dict[str, Algorithm] = {
     "fedavg": FedAvg(step_size=0.05),
     "fedprox": FedProx(step_size=0.05, alpha=0.1),
     "fedkin": FedKin(step_size=0.05, beta=0.5),
+    "ditto": Ditto(step_size=0.05),
 }
 LIMIT = 100.0  # seconds for a round
 TEST_SAMPLES = 359

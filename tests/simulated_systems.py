@@ -12,7 +12,7 @@ from test_systems import SEED, SELECTING, SYSTEMS
 
 NODES, SAMPLED, ROUNDS = 6, 3, 3
 # One of each class; their options are compared in `test_flower_systems.py`.
-OPTIONS = ("apfl", "pfedme aggregated", "perfedavg", "perfedavg hf", "powerofchoice stale")
+OPTIONS = ("apfl", "pfedme aggregated", "pfedme y", "perfedavg", "perfedavg hf", "powerofchoice stale")
 ALGORITHMS: dict[str, Algorithm] = {
     "of a user": Scaffold(step_size=0.2, server_step=0.7),  # by its import path
     "ifca": IFCA(step_size=0.2, groups=2),

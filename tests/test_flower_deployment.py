@@ -4,6 +4,7 @@ Apps are started by fork (see `loopback.warm`), on free ports, and every process
 leaves these out: it has a deployment in `test_flower_runtime.py`, and lost replies in `test_flower_faults.py`.
 """
 
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,8 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flower_runs import ALGORITHMS, APP, LIMIT, TEST_SAMPLES, received, settings, undisturbed, until
+from fedkin.experiments.tensor_files import read_tensors
+from flower_runs import APP, LIMIT, TEST_SAMPLES, received, settings, undisturbed, until
 from loopback.federation import Loopback
+from loopback.warm import started
 
 pytestmark = pytest.mark.long
 
@@ -30,7 +33,7 @@ def five(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loopback]:
 def test_five_nodes_give_the_rounds_of_the_engine(five: Loopback, tmp_path: Path) -> None:
     """FedAvg, FedProx and FedKin at the same time on one deployment: the same test loss each round within 1e-5."""
     rounds = {"fedavg": 2, "fedprox": 2, "fedkin": 3}
-    runs = {name: five.run(APP, settings(name, 5, rounds[name], tmp_path)) for name in ALGORITHMS}
+    runs = {name: five.run(APP, settings(name, 5, count, tmp_path)) for name, count in rounds.items()}
     for name, run in runs.items():
         records = list(five.records(run, tmp_path / name, LIMIT))
         expected = undisturbed(name, 5, rounds[name])
@@ -60,3 +63,24 @@ def test_a_node_killed_in_the_middle_of_a_round_costs_that_reply(five: Loopback,
     noise = np.sqrt(accuracy * (1 - accuracy) / TEST_SAMPLES)  # the standard error of an accuracy on so many samples
     least, most = (accuracy - 2 * noise)[-1 - away], (accuracy + 2 * noise)[-1]
     assert least < done[-1]["test_accuracy"] < most
+
+
+def test_memory_survives_restarts(five: Loopback, tmp_path: Path) -> None:
+    """Of a node that is killed, and of the server app: Ditto's models are those of an undisturbed run."""
+    config = settings("ditto", 5, 4, tmp_path, timeout=30.0, **{"min-replies": 5})
+    run = five.run(APP, config)
+    next(five.records(run, tmp_path / "ditto", LIMIT))
+    five.stop("node-4", signal.SIGKILL)
+    os.kill(started(five.aside, "flwr-serverapp")[-1], signal.SIGKILL)
+    five.start_node(4)
+    again = five.run(APP, config)
+    done = list(five.records(again, tmp_path / "ditto", LIMIT))
+    assert [record["replies"] for record in done] == [5] * 4
+    assert not any("memory_lost" in record for record in done)
+    expected = undisturbed("ditto", 5, 4)
+    for client in range(5):
+        (last,) = (five.folder / "memory" / f"node-{client}").glob("*-round-3.safetensors")
+        kept = read_tensors(last)
+        assert kept is not None
+        own = np.concatenate([value.numpy().ravel() for value in expected.state_dict(client).values()])
+        np.testing.assert_allclose(kept[0]["own"][0].numpy(), own, atol=1e-5, rtol=0)

@@ -7,12 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import Array, ArrayRecord, Error, Message, MessageType
+from flwr.app import Array, ArrayRecord, Context, Error, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedkin.algorithms import IFCA, Algorithm
+from fedkin.algorithms import IFCA, Algorithm, ClientRows, Local
+from fedkin.engine.simulation import State
+from fedkin.errors import BadInput
+from fedkin.experiments.tensor_files import read_tensors
 from fedkin.flower import Strategy, initial_arrays, introduce
-from fedkin.flower.wire import FIRST, LOSSES, VECTORS
+from fedkin.flower.memory import ClientMemory
+from fedkin.flower.wire import FIRST, LOSSES, VECTORS, Order
 from flower_grid import Direct, recorded
 from flower_nodes import Dies
 from flower_oracles import app_of, state_of, strategy_of
@@ -22,8 +26,8 @@ from own_algorithms import PowerOfChoice, Scaffold
 NAMES = ["scaffold", "ditto", "ifca"]
 
 
-def twenty() -> Direct:
-    return Direct(app_of(), range(CLIENTS))
+def twenty(memory: Path | None = None) -> Direct:
+    return Direct(app_of(), range(CLIENTS), more={"memory-folder": str(memory)} if memory else {})
 
 
 def lead(strategy: Strategy, grid: Direct, rounds: int = 3, **other: Any) -> None:
@@ -121,6 +125,78 @@ def test_a_node_that_lost_its_memory_begins_anew_and_is_recorded(tmp_path: Path)
     lead(strategy_of(simulation(Scaffold(step_size=0.2)), out=tmp_path / "run"), grid, evaluate_fn=restart)
     done = recorded(tmp_path / "run")
     assert [record.get("memory_lost") for record in done] == [None, ["2"], None]
+
+
+@pytest.mark.parametrize(("members", "loop"), CASES[:2], ids=NAMES[:2])
+@pytest.mark.parametrize("together", [False, True], ids=["one folder each", "one folder for all"])
+def test_memory_in_a_folder_survives_restarts(
+    members: list[Algorithm], loop: Any, together: bool, tmp_path: Path
+) -> None:
+    """Of nodes after every round, and of the server app with all nodes: the rounds are those of undisturbed clients."""
+    run, folder = simulation(members[0], take_part=5), tmp_path / "kept"
+    grid = twenty(folder)
+
+    def restart(round: int, arrays: ArrayRecord) -> None:
+        for partition in range(CLIENTS):
+            node = 1000 * round + partition
+            if round:
+                grid.leave(node)
+            grid.more["memory-folder"] = str(folder if together else folder / str(partition))
+            grid.join(partition, node=1000 * (round + 1) + partition)
+        if round == 3:
+            raise Dies
+
+    for node in list(grid.nodes):
+        grid.leave(node)
+    with pytest.raises(Dies):
+        lead(strategy_of(run, out=tmp_path / "run"), grid, 6, evaluate_fn=restart)
+    strategy = strategy_of(run, out=tmp_path / "run")
+    lead(strategy, grid, 6)
+    assert not any("memory_lost" in record for record in recorded(tmp_path / "run"))
+    files = {client: list(folder.rglob(f"*-client-{client}-round-*")) for client in range(CLIENTS)}
+    memory = {name: ClientRows(value) for name, value in members[0].remember(strategy._first).items()}
+    for client, kept in files.items():
+        assert len(kept) <= 3
+        assert all(path.stat().st_mode & 0o777 == 0o600 for path in kept)
+        for path in sorted(kept, key=lambda path: int(path.stem.rpartition("-")[2]))[-1:]:
+            found = read_tensors(path)
+            assert found is not None
+            memory = {name: memory[name].updated(np.array([client]), value) for name, value in found[0].items()}
+    assert any(files.values())
+    assert_loop(State(strategy._state.server, memory, 6), loop(run).rounds(6))
+
+
+def test_a_damaged_memory_is_lost_and_so_is_that_of_another_run(tmp_path: Path) -> None:
+    grid = twenty(tmp_path / "kept")
+
+    def damage(round: int, arrays: ArrayRecord) -> None:
+        if round == 1:
+            grid.leave(1002)
+            (path,) = (tmp_path / "kept").glob("*-client-2-round-*")
+            path.write_bytes(path.read_bytes()[:-1])
+            grid.join(2, node=77)
+
+    for name in ("one", "other"):
+        strategy = strategy_of(simulation(Scaffold(step_size=0.2)), out=tmp_path / name)
+        lead(strategy, grid, evaluate_fn=damage if name == "one" else None)
+    assert [record.get("memory_lost") for record in recorded(tmp_path / "one")] == [None, ["2"], None]
+    assert not any("memory_lost" in record for record in recorded(tmp_path / "other"))
+
+
+def test_a_folder_that_cannot_be_written_is_a_reason(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    grid = twenty()
+    grid.nodes[1002].node_config["memory-folder"] = str(tmp_path / "file")
+    lead(strategy_of(simulation(Scaffold(step_size=0.2)), out=tmp_path / "run"), grid, 1)
+    (record,) = recorded(tmp_path / "run")
+    assert list(record["refused"]) == ["2"]
+    assert "it is not a folder" in record["refused"]["2"]
+
+
+def test_the_name_of_a_run_is_no_path(tmp_path: Path) -> None:
+    order = Order(Scaffold(), Local(), 0, 0, 0, run="../../0123456789")
+    with pytest.raises(BadInput, match="no server of fedkin sends"):
+        ClientMemory(Context(1, 1, {"memory-folder": str(tmp_path)}, RecordDict(), {}), order)
 
 
 def test_a_node_keeps_the_memory_of_three_rounds() -> None:

@@ -133,7 +133,8 @@ class Loopback:
         """Start the SuperNode of a partition; its name. With `secure`, its key must have been registered."""
         name = name or f"node-{partition}"
         command = ["flower-supernode", "--superlink", f"127.0.0.1:{self.port}", "--port", str(free_port())]
-        command += ["--node-config", f"partition-id={partition} num-partitions={self.nodes}"]
+        memory = self.folder / "memory" / name
+        command += ["--node-config", f'partition-id={partition} num-partitions={self.nodes} memory-folder="{memory}"']
         if not options and self.secure:
             options = ["--root-certificates", str(self.keys / "ca.pem")]
             options += ["--auth-supernode-private-key", str(self.keys / f"node-{partition}")]

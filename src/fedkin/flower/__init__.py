@@ -13,7 +13,8 @@ evaluation.py   helpers for server apps
 settings.py     which settings are sensible, and how they are recorded
 client.py       the client app
 own_loop.py     a training loop of your own
-tasks.py        a round's work at a node, and the client's memory
+tasks.py        a round's work at a node
+memory.py       what a client keeps between rounds
 wire.py         what is sent
 layout.py       where a module's parameters are in what is sent
 protection.py   noise of the server and of nodes
@@ -43,10 +44,10 @@ except ImportError as error:
 
 from fedkin.flower.client import arrays, client_app, introduce
 from fedkin.flower.evaluation import initial_arrays, measured
+from fedkin.flower.memory import memory_of
 from fedkin.flower.own_loop import Work
 from fedkin.flower.secure import SecureSum, secured
 from fedkin.flower.server import Strategy
-from fedkin.flower.tasks import memory_of
 
 __all__ = [
     "SecureSum",

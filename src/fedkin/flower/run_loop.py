@@ -1,6 +1,7 @@
 """The loop of a run on Flower: rounds, repeated where replies are missing and mended where they spoil the model."""
 
 import math
+import secrets
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,13 +25,14 @@ from fedkin.flower.guard import LossWatch, SizeGuard, loss_in, suspects
 from fedkin.flower.ledger import Ledger, Probation, log, said
 from fedkin.flower.nodes import Nodes
 from fedkin.flower.protection import Protection
-from fedkin.flower.roster import Roster
+from fedkin.flower.roster import Roster, from_text_tensor, text_tensor
 from fedkin.flower.run_records import RunRecords, in_words
 from fedkin.flower.settings import StrategySettings, check_steps, recorded_settings
 from fedkin.flower.transport import Asked, Transport, all_raised
 from fedkin.flower.wire import FIRST, flatten, unflatten
 from fedkin.types import Record, Tensors
 
+RUN = "run"  # the name of a checkpoint's tensor with the run's identity
 ATTEMPTS = 10  # so often a round is tried before the run gives up
 
 
@@ -51,6 +53,7 @@ class RunLoop(StrategySettings, flwr.serverapp.strategy.Strategy):
         self._guard, self._watch, self._probation = SizeGuard(self._most), LossWatch(), Probation()
         self._state = self._before = State({})  # after the last round, and before it
         self._first = torch.zeros(1, 0)  # the first global model, (1, P)
+        self._run = ""  # identifies the run, also when it is continued
         self._asked = self._evaluating = Asked()
         self._used: dict[int, Tensors] = {}  # the replies of which the state was made
         self.protection = Protection(self.privacy)
@@ -134,6 +137,7 @@ class RunLoop(StrategySettings, flwr.serverapp.strategy.Strategy):
         self._asked = Asked()
         # Without server state: the algorithm starts once the first nodes are known.
         self._state, self._first = state or State({}), saved.get(FIRST, self._first)
+        self._run = from_text_tensor(saved[RUN]) if RUN in saved else secrets.token_hex(8)
         shapes = [array.shape for array in self._like.values()]
         self.nodes = Nodes(
             self.graph,
@@ -299,9 +303,9 @@ class RunLoop(StrategySettings, flwr.serverapp.strategy.Strategy):
         self._guard.learn(self._used, self._before.model)
         self.nodes.roster = self.nodes.roster.counting(used, number)
         # A copy, as the server's state may hold the same tensor, which a checkpoint file cannot.
-        remembers = self.algorithm.at(number).remember(self._first)
-        memory = {**self.nodes.roster.tensors(), **self._guard.tensors()}
-        self._state = replace(self._state, memory=memory | ({FIRST: self._first.clone()} if remembers else {}))
+        first = {FIRST: self._first.clone()} if self.algorithm.at(number).remember(self._first) else {}
+        kept = {**self.nodes.roster.tensors(), **self._guard.tensors(), RUN: text_tensor(self._run), **first}
+        self._state = replace(self._state, memory=kept)
 
     def summary(self) -> None:
         """Log what is about to be done."""

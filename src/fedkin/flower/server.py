@@ -176,7 +176,7 @@ class Strategy(RunLoop):
         """What one client receives."""
         roster, number = self.nodes.roster, self._state.round
         work, counted = algorithm.work(self.local), roster.counted[client]
-        order = Order(algorithm, work, self.seed, number, client, counted, **self._private)
+        order = Order(algorithm, work, self.seed, number, client, counted, run=self._run, **self._private)
         extra = ConfigRecord({**config, "server-round": number + 1})
         content = RecordDict({VECTORS: pack(vectors, self.half), ORDER: order.pack(), "config": extra})
         # A client's memory begins from the first global model, whenever the client is sampled for the first time.

@@ -1,9 +1,4 @@
-"""A round's work at a node: what was received, what the client remembers, and what is sent back.
-
-What an algorithm's clients keep between rounds stays in the node's `context.state`, with the round after which it was
-kept. Not every round of a node counts: a reply may come too late, the server may repeat a round or continue from an
-earlier one. The order says which round counted last, and the client continues from what it kept then.
-"""
+"""A round's work at a node: what was received, what the client remembers, and what is sent back."""
 
 import math
 from dataclasses import dataclass
@@ -13,17 +8,10 @@ from torch import Tensor
 
 from fedkin.errors import BadInput
 from fedkin.flower.layout import Layout
+from fedkin.flower.memory import ClientMemory
 from fedkin.flower.protection import upload_of
-from fedkin.flower.wire import FIRST, METRICS, NODE, ORDER, VECTORS, Order, pack, unpack
+from fedkin.flower.wire import FIRST, METRICS, NODE, ORDER, VECTORS, Order, pack, stacked, unpack
 from fedkin.types import Tensors
-
-KEPT = "fedkin, kept after round "  # the beginning of the names of records in the node's state
-
-
-def memory_of(context: Context) -> Tensors:
-    """What the client keeps to itself after its last round, tensors (1, q): Ditto's personal model, say."""
-    rounds = _rounds(context.state)
-    return _stacked(context.state, f"{KEPT}{rounds[-1]}") if rounds else {}
 
 
 @dataclass(frozen=True)
@@ -49,9 +37,9 @@ class Task:
     def received(cls, msg: Message, context: Context | None, layout: Layout) -> "Task":
         """Read a message for a node with this layout."""
         content = msg.content
-        order, sent = Order.unpack(content.config_records[ORDER]), _stacked(content, VECTORS)
+        order, sent = Order.unpack(content.config_records[ORDER]), stacked(content, VECTORS)
         got = layout.taken(sent)
-        first = layout.taken(_stacked(content, FIRST)) if FIRST in content.array_records else got
+        first = layout.taken(stacked(content, FIRST)) if FIRST in content.array_records else got
         memory, lost = order.algorithm.remember(first["model"]), False
         if memory and context is None:
             raise BadInput(
@@ -59,8 +47,8 @@ class Task:
                 "pass the node's context too, Work(msg, net, context)"
             )
         if memory and context is not None and order.counted >= 0:
-            lost = order.counted not in _rounds(context.state)
-            memory = memory if lost else _stacked(context.state, f"{KEPT}{order.counted}")
+            found = ClientMemory(context, order).last(like=memory)
+            memory, lost = found or memory, found is None
         return cls(msg, context, order, got, memory, lost, layout, sent["model"])
 
     def reply(
@@ -81,7 +69,7 @@ class Task:
         if math.isfinite(self.order.clip):
             sent["model"] = upload_of(sent["model"], self.got["model"], self.order.clip, self.order.noise)
         if self.memory and self.context is not None:
-            self._keep(self.context.state, {**self.memory, **kept})
+            ClientMemory(self.context, self.order).keep({**self.memory, **kept})
         sent = self.layout.placed({name: value.cpu() for name, value in sent.items()}, self.whole)
         content = RecordDict({VECTORS: pack({name: value[0] for name, value in sent.items()})})
         content[METRICS] = MetricRecord({"num-examples": samples, **(metrics or {})})
@@ -89,25 +77,7 @@ class Task:
         content[NODE] = ConfigRecord({"memory-lost": self.lost, "own-loop": own_loop, **given})
         return Message(content, reply_to=self.message)
 
-    def _keep(self, state: RecordDict, memory: Tensors) -> None:
-        """Keep the memory beside that of the last two rounds that counted: the server has as many checkpoints."""
-        counted = [round for round in _rounds(state) if round <= self.order.counted][-2:]
-        for round in _rounds(state):
-            if round not in counted:
-                del state[f"{KEPT}{round}"]
-        state[f"{KEPT}{self.order.round}"] = pack({name: value[0] for name, value in memory.items()})
-
 
 def model_in(msg: Message) -> Tensor:
     """The model that the server sent, with all its entries, (S,)."""
     return unpack(msg.content.array_records[VECTORS])["model"]
-
-
-def _rounds(state: RecordDict) -> list[int]:
-    """After which rounds something was kept, ascending."""
-    return sorted(int(name.removeprefix(KEPT)) for name in state.array_records if name.startswith(KEPT))
-
-
-def _stacked(content: RecordDict, record: str) -> Tensors:
-    """The vectors of a record as stacks of one client, (1, q)."""
-    return {name: value[None] for name, value in unpack(content.array_records[record]).items()}

@@ -29,7 +29,15 @@ from fedkin.types import Tensors
 VECTORS, FIRST, ORDER, NODE, METRICS = "vectors", "first", "work", "node", "metrics"
 LOSSES = "query.losses"  # the type of a message that asks for fᵢ(w)
 
-NUMBERS = ("seed", "round", "client", "counted", "clip", "noise")  # of an order
+ORDER_FIELDS = (
+    "seed",
+    "round",
+    "client",
+    "counted",
+    "clip",
+    "noise",
+    "run",
+)  # fields of an order that are numbers or words
 
 # Endings of the names of arrays that travel in half precision.
 DIFFERENCE, HALF, SCALE = " − model", ", half", ", scale"
@@ -70,6 +78,11 @@ def unpack(record: ArrayRecord) -> Tensors:
             rest = v.float() * found[label + SCALE]
             vectors[label.removesuffix(DIFFERENCE)] = vectors["model"] + rest if label.endswith(DIFFERENCE) else rest
     return vectors
+
+
+def stacked(content: RecordDict, record: str) -> Tensors:
+    """The vectors of a record as stacks of one client, (1, q)."""
+    return {name: value[None] for name, value in unpack(content.array_records[record]).items()}
 
 
 def payload(content: RecordDict) -> int:
@@ -129,6 +142,7 @@ class Order:
              after that round
     clip     C, the largest ‖wᵢ − w̄‖ that the node may send: a longer update is clipped
     noise    standard deviation, in units of C, of the noise that the node adds to its model
+    run      identifies the run, also when it is continued: what clients keep belongs to it
     """
 
     algorithm: Algorithm
@@ -139,11 +153,12 @@ class Order:
     counted: int = -1
     clip: float = math.inf
     noise: float = 0.0
+    run: str = ""
 
     def pack(self) -> ConfigRecord:
         """As plain values with dotted names; what is None is left out."""
         flat: dict[str, Any] = {"algorithm": name_of(self.algorithm)}
-        flat |= {name: getattr(self, name) for name in NUMBERS}
+        flat |= {name: getattr(self, name) for name in ORDER_FIELDS}
         flat |= {f"algorithm.{name}": value for name, value in settings_of(self.algorithm).items()}
         flat |= {f"local.{name}": value for name, value in asdict(self.local).items()}
         sent = {name: value for name, value in flat.items() if value is not None}
@@ -167,8 +182,8 @@ class Order:
                     f"this node's {kind.__name__} has no field '{min(sent - own)}': install the server's version of it"
                 )
             parts.append(kind(**{name: record.get(f"{part}.{name}") for name in own}))  # what was left out was None
-        numbers: dict[str, Any] = {key: record[key] for key in NUMBERS}
-        return cls(*parts, **numbers)
+        plain: dict[str, Any] = {key: record[key] for key in ORDER_FIELDS}
+        return cls(*parts, **plain)
 
 
 def known_algorithm(name: str) -> type[Algorithm]:

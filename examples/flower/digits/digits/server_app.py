@@ -6,6 +6,7 @@ from flwr.serverapp import ServerApp
 
 from digits import task
 from fedkin import FedAvg, FedKin, FedProx, Local
+from fedkin.algorithms import Ditto
 from fedkin.flower import Strategy, initial_arrays, measured
 
 app = ServerApp()
@@ -20,6 +21,7 @@ def main(grid, context):
         "fedavg": FedAvg(step_size=gamma),
         "fedprox": FedProx(step_size=gamma, alpha=config["alpha"]),
         "fedkin": FedKin(step_size=gamma, beta=config["beta"]),
+        "ditto": Ditto(step_size=gamma),
     }
     local = Local(epochs=config["epochs"], batch_size=config["batch-size"], order=config["order"])
     for name in config["algorithms"].split():
