@@ -176,7 +176,7 @@ class PFedMeLoop(System):
                 for _ in range(a.inner_steps):
                     theta = theta - a.inner_step * (self.gradient(theta, i, rows) + a.pull * (theta - y))
                 y = y - self.g * a.pull * (y - theta)
-            self.memory_own[i] = theta
+            self.memory_own[i] = y if a.uses == "y" else theta
             ends.append(y)
         if a.aggregated:
             rng = random_numbers(self.run.seed, "aggregated", t)

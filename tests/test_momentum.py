@@ -8,6 +8,7 @@ import fedkin
 from conftest import small_federation
 from fedkin import FedAvg, FedKin, Kin, Local
 from fedkin.algorithms import Algorithm
+from fedkin.algorithms.schedules import Schedule
 
 
 def moved(beta: float, momentum: float, steps: int) -> float:
@@ -35,7 +36,9 @@ def test_clients_overshoot_by_one_over_beta() -> None:
     ("algorithm", "optimizer", "is_said"),
     [
         (FedKin(beta=0.5), "momentum", True),
-        (FedKin(beta=0.9), "adam", True),
+        (FedKin(beta=0.8), "adam", True),
+        (FedKin(beta=Schedule(0.5, 1.0, over=9)), "adam", True),
+        (FedKin(), "momentum", False),
         (FedKin(beta=0.5), "sgd", False),
         (FedKin(beta=1.0, kappa=1.0), "momentum", False),
         (FedAvg(), "momentum", False),
@@ -46,13 +49,14 @@ def test_beta_with_momentum_is_said(algorithm: Algorithm, optimizer: str, is_sai
     sentence = algorithm.caution(Local(optimizer=optimizer))
     assert (sentence is not None) == is_said
     if sentence:
-        assert sentence.endswith("set beta = 1, or local.optimizer = 'sgd'")
+        assert sentence.endswith("set beta to 0.9 or more, or local.optimizer = 'sgd'")
 
 
 def test_training_says_so() -> None:
     made = small_federation()
-    with pytest.warns(UserWarning, match="beta below 1 with momentum"):
-        fedkin.train(made, FedKin(step_size=0.01), local=Local(optimizer="momentum"), rounds=1)
+    with pytest.warns(UserWarning, match=r"beta below 0.9 with momentum"):
+        fedkin.train(made, FedKin(step_size=0.01, beta=0.5), local=Local(optimizer="momentum"), rounds=1)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        fedkin.train(made, FedKin(step_size=0.01), rounds=1)
+        fedkin.train(made, FedKin(step_size=0.01, beta=0.5), rounds=1)
+        fedkin.train(made, FedKin(step_size=0.01), local=Local(optimizer="momentum"), rounds=1)

@@ -90,6 +90,7 @@ SYSTEMS: dict[str, tuple[list[Algorithm], type[Any]]] = {
                 for g, p, b in ((0.05, 2.0, 0.7), (0.1, 2.0, 1.0), (0.05, 5.0, 1.0))], PFedMeLoop),
     "pfedme aggregated": ([PFedMe(step_size=g, pull=2.0, inner_step=0.1, inner_steps=2, aggregated=3)
                            for g in (0.05, 0.1, 0.02)], PFedMeLoop),
+    "pfedme y": ([PFedMe(step_size=g, pull=2.0, inner_step=0.1, uses="y") for g in (0.05, 0.1, 0.02)], PFedMeLoop),
     "perfedavg": ([PerFedAvg(step_size=g, inner_step=a) for g, a in ((0.2, 0.3), (0.1, 0.3), (0.2, 0.1))],
                   PerFedAvgLoop),
     "perfedavg hf": ([PerFedAvg(step_size=g, inner_step=a, variant="hf", delta=0.5)

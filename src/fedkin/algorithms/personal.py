@@ -83,7 +83,7 @@ class FineTuned(FedAvg):
     """
 
     search = {  # noqa: RUF012 - a constant
-        **Algorithm.search, "tuning_epochs": OneOf((1, 2, 5, 10)), "tuning_step": Between(0.1, 3.0),
+        **Algorithm.search, "tuning_epochs": OneOf((1, 3, 10, 30)), "tuning_step": Between(0.1, 3.0),
     }  # fmt: skip
     tuning_epochs: int = 5
     tuning_step: Hyper = 1.0
@@ -227,6 +227,7 @@ class PFedMe(Algorithm):
     server_step  b > 0
     aggregated   number of clients of a round whose y are averaged, drawn at random, as in the published code, where all
                  clients train in every round (0: all that train)
+    uses         what a client uses: `theta`, or `y`, which the published code measures: it writes y over its θ first
     """
 
     search = {  # noqa: RUF012 - a constant
@@ -240,9 +241,12 @@ class PFedMe(Algorithm):
     inner_steps: int = 5
     server_step: Hyper = 1.0
     aggregated: int = 0
+    uses: str = "theta"
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.uses not in ("theta", "y"):
+            raise BadInput(f"uses = '{self.uses}' is no model of pFedMe's clients: choose theta or y")
         check_range(self.pull, "pull", above=0)
         check_range(self.inner_step, "inner_step", above=0)
         check_range(self.server_step, "server_step", above=0)
@@ -262,6 +266,10 @@ class PFedMe(Algorithm):
         for _ in range(self.inner_steps):
             theta = theta - self.inner_step * (gradient(theta) + self.pull * (theta - w))
         return w - self.step_size * self.pull * (w - theta), {"own": theta}
+
+    def reply(self, w: Tensor, got: Tensors, memory: Tensors, steps: Tensor) -> tuple[Tensors, Tensors]:
+        sent, kept = super().reply(w, got, memory, steps)
+        return sent, {**kept, "own": w} if self.uses == "y" else kept
 
     def needs_only_average(self, graph: SimilarityGraph) -> bool:
         return self.sends_only_model and not self.aggregated
