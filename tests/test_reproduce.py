@@ -5,6 +5,7 @@ import json
 import math
 import time
 from dataclasses import replace
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +105,36 @@ def test_runs_are_shared_and_kept(out: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(experiment, "play", lambda *_: pytest.fail("a finished run was carried out again"))
     for name in SHARED:
         reproduce(name, quick=True, out=out)
+
+
+def test_a_page_keeps_the_cells_that_were_not_run(tmp_path: Path) -> None:
+    page = tmp_path / "PAGE.md"
+    names = ["digits for CIFAR-10 balanced", "digits for CIFAR-10 imbalanced", "digits balanced", "digits imbalanced"]
+    lines = [
+        f"Before.\n<!-- reproduce published -->\n| algorithm | loss |  | {' | '.join(names)} |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+        "| FedAvg | convex | here | 12.34 / 5 (1.0×) | 1 / 2 | not run | 3 / 4 |",
+        "|  |  | paper | 38.70 / 11 (1.0×) | a | b | c |",
+        "| FedAvg | nonconvex | here | 6 / 7 | 8 / 9 | not run | not run |\n",
+        "- CIFAR-10 balanced, convex, 4 of 4 cells: rounds at most 0\n",
+        "Written on 2026-01-02 by `fedkin`.\n<!-- end published -->\nAfter.\n",
+    ]
+    page.write_text("\n".join(lines))
+    parts = ["mnist-balanced-published"]
+    new = rows(reproduce("published", quick=True, out=tmp_path / "out", only=parts, page=page))
+    text = page.read_text()
+    assert text.startswith("Before.")
+    assert text.endswith("After.\n")
+    lines = [line for line in text.splitlines() if line.startswith("| ")]
+    balanced = new[0]["digits balanced"]
+    assert "/" in balanced
+    assert lines[2] == f"| FedAvg | convex | here | 12.34 / 5 (1.0×) | 1 / 2 | {balanced} | 3 / 4 |"
+    assert "| FedAvg | nonconvex | here | 6 / 7 | 8 / 9 | not run | not run |" in lines
+    assert "- CIFAR-10 balanced, convex, 4 of 4 cells: rounds at most 0" in text
+    assert "- Cells of 2026-01-02: all others." in text
+    assert f"- Cells of {date.today().isoformat()}: digits balanced, convex." in text
+    reproduce("published", quick=True, out=tmp_path / "out", only=parts, run=False, page=page)
+    assert page.read_text() == text
 
 
 def test_a_part_at_a_time(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 reproduce.py        reproductions, described by the TOML files in reproductions/
 tables.py           their tables: results next to the paper's values
+earlier.py          cells of an earlier table, which stay on a page
 milestones.py       a measure after some rounds, next to published values
 client_losses.py    a table of the loss at every client
 momentum.py         a table of β by local optimizer

@@ -12,7 +12,7 @@ from fedkin.paper.reproduce import Context, Output
 from fedkin.reports.figures import FIGURE_WIDTH, MUTED, style
 from fedkin.reports.run import Run
 from fedkin.reports.selection import Method, client_values, methods
-from fedkin.reports.tables import NEVER, Cell, Table, text_cell
+from fedkin.reports.tables import NEVER, NOT_RUN, Cell, Table, text_cell
 
 BySeed = Mapping[int, Run]
 
@@ -107,7 +107,7 @@ def best_baseline(of: Mapping[str, BySeed]) -> str | None:
 def _verdict(of: Mapping[str, BySeed]) -> tuple[Cell, Cell]:
     best = best_baseline(of)
     if best is None or not of.get(REFERENCE):
-        return text_cell(NEVER), text_cell("not run")
+        return text_cell(NEVER), text_cell(NOT_RUN)
     gap = _difference(of, best)
     if not isinstance(gap.value, float) or gap.spread is None:
         return text_cell(best), text_cell("one seed")

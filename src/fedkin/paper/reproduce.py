@@ -20,10 +20,11 @@ from matplotlib.figure import Figure
 from fedkin.errors import BadInput, nearest
 from fedkin.experiments import run as experiment
 from fedkin.experiments.data_sections import Settings
+from fedkin.experiments.places import Place, place_named
 from fedkin.experiments.preparation import Preparation
 from fedkin.experiments.progress import Listener, Silent
 from fedkin.reports.figures import save
-from fedkin.reports.pages import machine, with_section, write_pages
+from fedkin.reports.pages import machine, with_section, write_pages, written_section
 from fedkin.reports.run import Run
 from fedkin.reports.runs import collect
 from fedkin.reports.tables import Table
@@ -169,6 +170,7 @@ def reproduce(
     fresh: bool = False,
     page: Path | str | None = None,
     listener: Listener | None = None,
+    on: str | Place | None = None,
 ) -> Output:
     """Carry out a reproduction, or what is missing of it, and write NAME.md, .csv, .png and .pdf.
 
@@ -177,7 +179,9 @@ def reproduce(
     run        False: present existing runs only
     fresh      repeat runs that are finished
     page       a Markdown page whose section between `<!-- reproduce NAME -->` and `<!-- end NAME -->` is replaced;
-               its figures are written to the folder docs/results next to it
+               its figures are written to the folder docs/results next to it. Cells of the main table that were not
+               run stay as the section has them
+    on         where runs are carried out, as in `fedkin.run`
     """
     what = read_reproduction(name, quick)
     known = [part.name for part in what.parts]
@@ -189,8 +193,10 @@ def reproduce(
     show, trains = _presentations()[what.show]
     chosen = [part for part in what.parts if not only or part.name in only]
     if trains and run:
-        for part in chosen:
-            experiment.run(part.settings, overrides=overrides, out=folder, data=data, listener=listener, fresh=fresh)
+        with place_named(on) as place:
+            for part in chosen:
+                how: dict[str, Any] = {"data": data, "listener": listener, "fresh": fresh, "on": place}
+                experiment.run(part.settings, overrides=overrides, out=folder, **how)
     elif not trains:  # no runs are needed, only the presentation
         what = replace(what, parts=tuple(chosen))
     context = Context(what, folder, preparation, quick)
@@ -208,6 +214,10 @@ def reproduce(
         page, pictures = Path(page), Path("docs/results")
         written += _save_figures(what, output, page.parent / pictures)
         text = page.read_text(encoding="utf-8") if page.exists() else ""
+        if what.show == "main_table":
+            from fedkin.paper.earlier import with_earlier_cells
+
+            output = with_earlier_cells(output, written_section(text, name, "reproduce"))
         section = _body(what, output, command, f"{pictures.as_posix()}/")
         written += write_pages(page.parent, {page.name: with_section(text, name, section, "reproduce")})
     return replace(output, files=tuple(written))

@@ -8,7 +8,7 @@ from typing import Any
 from fedkin.paper.reproduce import Context, Output, Part
 from fedkin.reports.groups import speed_up
 from fedkin.reports.run import Run
-from fedkin.reports.tables import NEVER, Cell, Table, number_cell, text_cell
+from fedkin.reports.tables import NEVER, NOT_RUN, Cell, Table, number_cell, text_cell
 
 LOSS = {"softmax": "convex", "mlp": "nonconvex"}
 
@@ -73,7 +73,7 @@ def main_table(context: Context) -> Output:
 
 def _result_text(run: Run | None, base: Run | None) -> str:
     if run is None:
-        return "not run"
+        return NOT_RUN
     if run.status != "finished":
         return run.state
     reached = f"{run.reached:g}" if math.isfinite(run.reached) else NEVER
@@ -226,7 +226,7 @@ def variants_table(context: Context) -> Output:
 
 def _rounds_text(run: Run | None, base: Run | None) -> str:
     if run is None:
-        return "not run"
+        return NOT_RUN
     if not math.isfinite(run.reached):
         return NEVER if run.status == "finished" else run.state
     ratio = speed_up(base.reached, run.reached) if base else math.nan

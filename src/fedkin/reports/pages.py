@@ -39,3 +39,10 @@ def with_section(text: str, name: str, content: str, command: str = "bench") -> 
         before, _, rest = text.partition(begin)
         return before + part + rest.partition(end)[2]
     return f"{text}\n{part}\n"
+
+
+def written_section(text: str, name: str, command: str = "bench") -> str:
+    """What a page has between `<!-- command name -->` and `<!-- end name -->`; nothing if it has no such section."""
+    _, _, rest = text.partition(f"<!-- {command} {name} -->")
+    content, end, _ = rest.partition(f"<!-- end {name} -->")
+    return content if end else ""

@@ -10,6 +10,7 @@ import rich.table
 from rich.text import Text
 
 NEVER = "—"
+NOT_RUN = "not run"
 
 
 @dataclass(frozen=True)

@@ -184,4 +184,10 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
+    """The beginning of a sentence; names such as pFedMe stay as they are.
+
+    >>> _capital("training alone"), _capital("pFedMe")
+    ('Training alone', 'pFedMe')
+    """
+    first = text.partition(" ")[0]
+    return text if first != first.lower() else text[:1].upper() + text[1:]
