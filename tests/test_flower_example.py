@@ -50,11 +50,15 @@ def app(side: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, ModuleType]:
 
 @pytest.mark.parametrize("side", ["before", "after"])
 def test_both_run(side: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Three rounds with three nodes: well above the tenth of the pictures that chance would classify."""
+    """Four rounds with three nodes classify the pictures; chance would classify a tenth.
+
+    Steps of 0.02 end above 95 % from each of eight random starts. Longer ones diverge from some of them, and shorter
+    ones have not left the start yet.
+    """
     modules = app(side, monkeypatch)
     monkeypatch.chdir(tmp_path)
     grid = Direct(modules["client_app"].app, range(3))
-    config: dict[str, Any] = {"num-server-rounds": 4, "local-epochs": 2, "learning-rate": 0.05, "batch-size": 16}
+    config: dict[str, Any] = {"num-server-rounds": 4, "local-epochs": 3, "learning-rate": 0.02, "batch-size": 16}
     config["fraction-evaluate"] = 0.5
     for context in grid.nodes.values():
         context.run_config = config
@@ -64,7 +68,7 @@ def test_both_run(side: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     net = task.Net()
     net.load_state_dict(torch.load(tmp_path / "final_model.pt"))
     _, accuracy = task.test(net, task.load_centralized_dataset(), torch.device("cpu"))
-    assert accuracy > 0.6
+    assert accuracy > 0.8
 
 
 def test_the_apps_of_the_page_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
