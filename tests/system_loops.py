@@ -208,12 +208,22 @@ class PerFedAvgLoop(System):
         return np.array([self.w - self.algorithm.inner_step * self.gradient(self.w, i, slice(None)) for i in every])
 
 
-class L2GDLoop(System):
+class MRMTLLoop(System):
     names = ("w", "memory_own")
 
     def begin(self) -> None:
         self.memory_own = self.copies
 
+    def round(self, t: int, who: list[int], p: Floats) -> None:
+        for i in who:
+            self.memory_own[i] = self.sgd(i, self.memory_own[i], lambda v: self.algorithm.pull * (v - self.w))
+        self.w = self.share @ self.memory_own
+
+    def uses(self) -> Floats:
+        return self.memory_own
+
+
+class L2GDLoop(MRMTLLoop):
     def round(self, t: int, who: list[int], p: Floats) -> None:
         a, q = self.algorithm, 1 / self.algorithm.every
         for i in who:
@@ -223,9 +233,6 @@ class L2GDLoop(System):
             else:
                 self.memory_own[i] = self.sgd(i, v, g=self.g / (1 - q))
         self.w = self.share @ self.memory_own
-
-    def uses(self) -> Floats:
-        return self.memory_own
 
 
 class FedULoop(System):

@@ -37,6 +37,7 @@ def trained(algorithm: fedkin.Algorithm, rounds: int = 3, **settings: Any) -> fe
         (fedkin.FedDyn(), P, P),
         (fedkin.PowerOfChoice(losses="stale"), P, P + 4),  # the loss
         (fedkin.Ditto(), P, P),
+        (fedkin.MRMTL(), P, P),  # v̄; the change of v
         (fedkin.APFL(adaptive=True), P, P),  # the share stays at the client
         (fedkin.PFedMe(), P, P),
         (fedkin.PerFedAvg(), P, P),

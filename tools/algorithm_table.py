@@ -49,6 +49,7 @@ PURPOSE = {
     "powerofchoice": "fewer rounds at the same number of sampled clients; the clients with the largest losses first",
     "ditto": "a model of one's own that stays near the global one",
     "apfl": "the same as a mixture of two models",
+    "mrmtl": "models of their own that stay near each other's average",
     "l2gd": "the same with few exchanges",
     "pfedme": "a global model from which clients adapt by a proximal step",
     "perfedavg": "a global model from which clients adapt by a gradient step",

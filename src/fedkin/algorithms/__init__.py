@@ -39,7 +39,7 @@ from fedkin.algorithms.kin import Kin
 from fedkin.algorithms.lanes import Lanes
 from fedkin.algorithms.local import Local
 from fedkin.algorithms.mixtures import FedEM
-from fedkin.algorithms.multitask import CFL, L2GD, MOCHA, FedAMP, FedU
+from fedkin.algorithms.multitask import CFL, L2GD, MOCHA, MRMTL, FedAMP, FedU
 from fedkin.algorithms.personal import APFL, IFCA, Alone, Ditto, FineTuned, PerFedAvg, PFedMe, Tuning
 from fedkin.algorithms.registry import ALGORITHMS, algorithm_named, label_of, name_of
 from fedkin.algorithms.rounds import Round
@@ -55,6 +55,7 @@ __all__ = [
     "IFCA",
     "L2GD",
     "MOCHA",
+    "MRMTL",
     "SCAFFOLD",
     "Algorithm",
     "Alone",

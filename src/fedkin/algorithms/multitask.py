@@ -1,4 +1,4 @@
-"""A model for every client, coupled with the others at the server: L2GD, FedU, MOCHA, FedAMP, CFL."""
+"""A model for every client, coupled with those of others: MR-MTL, L2GD, FedU, MOCHA, FedAMP, CFL."""
 
 from dataclasses import dataclass, replace
 
@@ -18,7 +18,45 @@ from fedkin.types import Floats, Integers, Tensors
 
 
 @dataclass(frozen=True, kw_only=True)
-class L2GD(Algorithm):
+class MRMTL(Algorithm):
+    """v ← v − γ (∇fᵢ(v) + λ (v − v̄)) from the client's own last model, which it uses; v̄ = Σ pᵢvᵢ over all clients.
+
+    Mean-regularised multi-task learning (Evgeniou and Pontil 2004), also known as stateful pFedMe. There is no global
+    model apart from the average v̄; if clients are sampled, it is of the last models that they have sent.
+
+    pull  λ ≥ 0, which draws the clients' models to each other; at 0 clients train alone
+    """
+
+    search = {**Algorithm.search, "pull": Between(1e-3, 3.0)}  # noqa: RUF012 - a constant
+    pull: Hyper = 0.1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range(self.pull, "pull", at_least=0)
+
+    def remember(self, model: Tensor) -> Tensors:
+        return {"own": model}
+
+    def begin(self, got: Tensors, memory: Tensors, losses: Losses) -> tuple[Tensors, Tensors]:
+        return {"model": memory["own"], "mean": got["model"]}, memory
+
+    def step(self, w: Vector, got: Vectors, memory: Vectors, gradient: Gradient) -> tuple[Vector, Vectors]:
+        return w - self.step_size * (gradient(w) + self.pull * (w - got["mean"])), memory
+
+    def reply(self, w: Tensor, got: Tensors, memory: Tensors, steps: Tensor) -> tuple[Tensors, Tensors]:
+        return {"change": w - memory["own"]}, {"own": w}
+
+    def combine(self, server: ServerState, replies: Tensors, round: Round) -> ServerState:
+        shares = shares_of(round)
+        part = float(shares[round.who].sum() / shares.sum())
+        return {"model": server["model"] + part * round.average(replies["change"])}
+
+    def own(self, got: Tensors, memory: Tensors) -> Tensor:
+        return memory["own"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class L2GD(MRMTL):
     """With probability q a round is v ← v − (γλ/q) (v − v̄), else local steps v ← v − γ/(1−q) ∇fᵢ(v).
 
     vᵢ is the model of client i, v̄ = Σ pᵢvᵢ over all clients; γ is η/N of Hanzely and Richtárik 2020, whose rounds have
@@ -36,7 +74,6 @@ class L2GD(Algorithm):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_range(self.pull, "pull", at_least=0)
         if self.every < 2:
             raise BadInput(f"every = {self.every} is out of range: it must be at least 2")
 
@@ -48,9 +85,6 @@ class L2GD(Algorithm):
         now, everyone = self.is_average(round), len(round) == np.count_nonzero(shares_of(round))
         known = everyone and (round.number == 0 or self.is_average(round, -1))  # v̄ has not changed since
         return now and not known, not now and (not everyone or self.is_average(round, 1))
-
-    def remember(self, model: Tensor) -> Tensors:
-        return {"own": model}
 
     def send(self, server: ServerState, round: Round) -> Tensors:
         got = super().send(server, round)
@@ -68,17 +102,6 @@ class L2GD(Algorithm):
         if "average" in got:
             return w, memory
         return w - self.step_size * (self.every / (self.every - 1)) * gradient(w), memory
-
-    def reply(self, w: Tensor, got: Tensors, memory: Tensors, steps: Tensor) -> tuple[Tensors, Tensors]:
-        return {"change": w - memory["own"]}, {"own": w}
-
-    def combine(self, server: ServerState, replies: Tensors, round: Round) -> ServerState:
-        shares = shares_of(round)
-        part = float(shares[round.who].sum() / shares.sum())
-        return {"model": server["model"] + part * round.average(replies["change"])}
-
-    def own(self, got: Tensors, memory: Tensors) -> Tensor:
-        return memory["own"]
 
 
 def shares_of(round: Round) -> Floats:

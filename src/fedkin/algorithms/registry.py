@@ -8,7 +8,7 @@ from fedkin.algorithms.drift import SCAFFOLD, FedDyn, FedNova
 from fedkin.algorithms.family import FedAvg, FedKin, FedProx, FedSGD
 from fedkin.algorithms.kin import Kin
 from fedkin.algorithms.mixtures import FedEM
-from fedkin.algorithms.multitask import CFL, L2GD, MOCHA, FedAMP, FedU
+from fedkin.algorithms.multitask import CFL, L2GD, MOCHA, MRMTL, FedAMP, FedU
 from fedkin.algorithms.personal import APFL, IFCA, Alone, Ditto, FineTuned, PerFedAvg, PFedMe
 from fedkin.algorithms.schedules import Schedule
 from fedkin.algorithms.selection import PowerOfChoice
@@ -36,6 +36,7 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "powerofchoice": PowerOfChoice,
     "ditto": Ditto,
     "apfl": APFL,
+    "mrmtl": MRMTL,
     "l2gd": L2GD,
     "pfedme": PFedMe,
     "perfedavg": PerFedAvg,
@@ -45,7 +46,7 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "fedamp": FedAMP,
     "fedem": FedEM,
 }
-LABELS = {"powerofchoice": "Power-of-Choice", "pfedme": "pFedMe", "perfedavg": "Per-FedAvg"}
+LABELS = {"mrmtl": "MR-MTL", "powerofchoice": "Power-of-Choice", "pfedme": "pFedMe", "perfedavg": "Per-FedAvg"}
 
 
 def algorithm_named(name: str) -> type[Algorithm]:

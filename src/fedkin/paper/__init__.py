@@ -1,6 +1,7 @@
 """The paper: its tables and figures reproduced by name, and its theorems checked on measured runs.
 
 reproduce.py        reproductions, described by the TOML files in reproductions/
+divisions.py        divisions of published code, in which clients share samples
 tables.py           their tables: results next to the paper's values
 earlier.py          cells of an earlier table, which stay on a page
 milestones.py       a measure after some rounds, next to published values

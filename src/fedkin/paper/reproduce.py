@@ -23,6 +23,7 @@ from fedkin.experiments.data_sections import Settings
 from fedkin.experiments.places import Place, place_named
 from fedkin.experiments.preparation import Preparation
 from fedkin.experiments.progress import Listener, Silent
+from fedkin.paper.divisions import write_division
 from fedkin.reports.figures import save
 from fedkin.reports.pages import machine, with_section, write_pages, written_section
 from fedkin.reports.run import Run
@@ -38,13 +39,15 @@ QUICK_NOTE = "A quick trial on the embedded digits: it shows the layout, its num
 class Part:
     """One experiment of a reproduction: the name of its folder, its label in tables, and its settings.
 
-    data  the data set in words, as in the label
+    data      the data set in words, as in the label
+    division  the published division of its clients, if it has one of `fedkin.paper.divisions`
     """
 
     name: str
     label: str
     data: str
     settings: Settings = field(repr=False)
+    division: str = ""
 
 
 @dataclass(frozen=True)
@@ -116,7 +119,7 @@ def read_reproduction(name: str, quick: bool = False) -> Reproduction:
             continue
         settings = merged(source.get("settings", {}), own)
         settings = merged(settings, merged(choices, settings))  # in the order of the file, which names the runs
-        label = settings.pop("label", settings["name"])
+        label, division = settings.pop("label", settings["name"]), settings.pop("division", "")
         data = label.split()[0]
         for key in without:
             _drop(settings, key)
@@ -124,7 +127,7 @@ def read_reproduction(name: str, quick: bool = False) -> Reproduction:
             data = f"{change['data']['source']} for {data}"
             label = " ".join([data, *label.split()[1:]])
         settings = merged(settings, change)
-        parts.append(Part(settings["name"], label, data, settings))
+        parts.append(Part(settings["name"], label, data, settings, division))
     return Reproduction(
         name,
         content["title"],
@@ -196,7 +199,7 @@ def reproduce(
         with place_named(on) as place:
             for part in chosen:
                 how: dict[str, Any] = {"data": data, "listener": listener, "fresh": fresh, "on": place}
-                experiment.run(part.settings, overrides=overrides, out=folder, **how)
+                experiment.run(_divided(part, folder, data), overrides=overrides, out=folder, **how)
     elif not trains:  # no runs are needed, only the presentation
         what = replace(what, parts=tuple(chosen))
     context = Context(what, folder, preparation, quick)
@@ -221,6 +224,14 @@ def reproduce(
         section = _body(what, output, command, f"{pictures.as_posix()}/")
         written += write_pages(page.parent, {page.name: with_section(text, name, section, "reproduce")})
     return replace(output, files=tuple(written))
+
+
+def _divided(part: Part, out: Path, data: Path | str | None) -> Settings:
+    """The settings of a part; if its clients are those of a published division, with the file that has them."""
+    if not part.division:
+        return part.settings
+    path = write_division(part.division, part.settings["data"]["source"], Path(data) if data else None, out)
+    return merged(part.settings, {"data": {"source": str(path)}})
 
 
 Presentation = Callable[[Context], Output]
