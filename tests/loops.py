@@ -7,6 +7,7 @@ import numpy as np
 
 from conftest import small_federation
 from fedkin.algorithms import IFCA, Algorithm, ClientRows, Local
+from fedkin.algorithms.rounds import random_numbers
 from fedkin.data.federation import Federation
 from fedkin.engine.simulation import Simulation, State
 from fedkin.graph.similarity import SimilarityGraph
@@ -114,21 +115,27 @@ class DittoLoop(Loop):
 
 class IFCALoop(Loop):
     def rounds(self, count: int) -> dict[str, Floats]:
-        centers, taken = self.run.start().server["centers"].double().numpy().copy(), set()
+        a, centers = self.algorithm, self.run.start().server["centers"].double().numpy().copy()
+        taken: set[int] = set()
         for t in range(count):
             who, p = self.clients(t)
-            chosen = [int(np.argmin([self.loss(center, i) for center in centers])) for i in who]
-            taken |= set(chosen)
+            warm = t < a.warm
+            chosen = [0 if warm else int(np.argmin([self.loss(center, i) for center in centers])) for i in who]
             ends = []
             for i, j in zip(who, chosen, strict=True):
-                w = centers[j]
+                w = self.w if warm else centers[j]
                 for rows in self.batches(i):
-                    w = w - self.algorithm.step_size * self.gradient(w, i, rows)
+                    w = w - a.step_size * self.gradient(w, i, rows)
                 ends.append(w)
+            self.w = p @ np.array(ends)
+            if warm:  # after the last of these rounds the models are those around the average
+                noise = random_numbers(self.run.seed, "centers", t).standard_normal(centers.shape)
+                centers = self.w + a.spread * noise
+                continue
+            taken |= set(chosen)
             for j in set(chosen):
                 mine = [k for k, own in enumerate(chosen) if own == j]
                 centers[j] = sum(p[k] * ends[k] for k in mine) / p[mine].sum()
-            self.w = p @ np.array(ends)
         assert taken == {0, 1}, "each model is chosen by some client"
         return {"model": self.w, "centers": centers}
 

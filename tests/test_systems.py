@@ -17,6 +17,7 @@ from fedkin.algorithms import (
     ALGORITHMS,
     APFL,
     CFL,
+    IFCA,
     L2GD,
     MOCHA,
     MRMTL,
@@ -48,7 +49,7 @@ from fedkin.errors import BadInput
 from fedkin.experiments.progress import Silent
 from fedkin.experiments.state_files import state_of, state_tensors
 from fedkin.graph.similarity import SimilarityGraph, build_graph
-from loops import CLIENTS, DittoLoop, ScaffoldLoop, assert_loop, federation, played, simulation
+from loops import CLIENTS, DittoLoop, IFCALoop, ScaffoldLoop, assert_loop, federation, played, simulation
 from system_loops import (
     AdagradLoop,
     AdamLoop,
@@ -88,6 +89,8 @@ SYSTEMS: dict[str, tuple[list[Algorithm], type[Any]]] = {
     "apfl adaptive": ([APFL(step_size=g, share=a, adaptive=True) for g, a in ((0.2, 0.5), (0.1, 0.5), (0.2, 0.1))],
                       APFLLoop),
     "mrmtl": ([MRMTL(step_size=g, pull=p) for g, p in ((0.2, 0.5), (0.1, 0.5), (0.1, 0.0))], MRMTLLoop),
+    "ifca warm": ([IFCA(step_size=g, groups=2, spread=s, warm=2) for g, s in ((0.2, 0.1), (0.1, 0.1), (0.2, 0.2))],
+                  IFCALoop),
     "l2gd": ([L2GD(step_size=g, pull=p, every=2) for g, p in ((0.1, 1.0), (0.05, 1.0), (0.1, 3.0))], L2GDLoop),
     "pfedme": ([PFedMe(step_size=g, pull=p, inner_step=0.1, inner_steps=3, server_step=b)
                 for g, p, b in ((0.05, 2.0, 0.7), (0.1, 2.0, 1.0), (0.05, 5.0, 1.0))], PFedMeLoop),
@@ -254,6 +257,7 @@ def test_every_field_changes_the_result() -> None:
         (PowerOfChoice, {"candidates": -1}, "candidates = -1 is out of range"),
         (PowerOfChoice, {"losses": "old"}, "unknown losses 'old': choose exact or stale"),
         (Ditto, {"pull": -1.0}, "pull = -1 is out of range"),
+        (IFCA, {"warm": -1}, "warm = -1 is out of range"),
         (MRMTL, {"pull": -1.0}, "pull = -1 is out of range"),
         (APFL, {"share": 1.5}, "share = 1.5 is out of range"),
         (L2GD, {"every": 1}, "every = 1 is out of range"),

@@ -2,6 +2,8 @@
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,7 +76,8 @@ class Local:
         >>> Local(epochs=1, batch_size=2, order="fixed").batches(3, np.random.default_rng(0))
         [array([0, 1]), array([2])]
         """
-        return np.split(self.order_of(samples, rng), self.ends(samples)[1:-1])
+        order, ends = self.order_of(samples, rng), self.ends(samples).tolist()
+        return [order[start:end] for start, end in pairwise(ends)]
 
     def order_of(self, samples: int, rng: np.random.Generator) -> NDArray[np.int64]:
         """Positions among a client's samples in the order of a round, all epochs one after another."""
@@ -86,14 +89,9 @@ class Local:
 
     def ends(self, samples: int) -> NDArray[np.int64]:
         """Where the batches begin and end in the order of a round, (T + 1,)."""
-        if self.steps:  # as equal as possible, the longer ones first
-            count = min(self.steps, samples)
-            ends = np.arange(count + 1) * (samples // count) + np.minimum(np.arange(count + 1), samples % count)
-        else:
-            width = self.width(samples)
-            ends = np.append(np.arange(width, samples, width), samples)
-            ends = np.append(0, (np.arange(self.epochs)[:, None] * samples + ends).ravel())
-        return ends[: self.count(samples) + 1]
+        if self.steps:
+            return _equal_parts(samples, min(self.steps, samples))[: self.count(samples) + 1]
+        return _passes(samples, self.width(samples), self.epochs)[: self.count(samples) + 1]
 
     def count(self, samples: int) -> int:
         """Number of local steps of a client with this many samples; at most one per sample if `steps` is given."""
@@ -108,3 +106,23 @@ class Local:
     def width(self, samples: int) -> int:
         """Size of the largest batch of a client with this many samples."""
         return -(-samples // self.steps) if self.steps else min(self.batch_size or samples, samples)
+
+
+# Every client asks for its batches in every round, and few numbers of samples are different.
+@lru_cache(maxsize=4096)
+def _equal_parts(samples: int, count: int) -> NDArray[np.int64]:
+    """Where parts begin and end that are as equal as possible, the longer ones first."""
+    ends = np.arange(count + 1) * (samples // count) + np.minimum(np.arange(count + 1), samples % count)
+    return _unchangeable(ends)
+
+
+@lru_cache(maxsize=4096)
+def _passes(samples: int, width: int, epochs: int) -> NDArray[np.int64]:
+    """Where the batches of some epochs begin and end."""
+    ends = np.append(np.arange(width, samples, width), samples)
+    return _unchangeable(np.append(0, (np.arange(epochs)[:, None] * samples + ends).ravel()))
+
+
+def _unchangeable(array: NDArray[np.int64]) -> NDArray[np.int64]:
+    array.flags.writeable = False
+    return array

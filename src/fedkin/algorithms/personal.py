@@ -104,30 +104,42 @@ class IFCA(Algorithm):
 
     groups  k, the number of models (Ghosh et al. 2020)
     spread  the models start at w̄ plus Gaussian noise of this standard deviation
+    warm    rounds of FedAvg before that, with which groups that form are less a matter of chance
     """
 
     search = {**Algorithm.search, "groups": OneOf((2, 3, 4, 6))}  # noqa: RUF012 - a constant
     groups: int = 4
     spread: Hyper = 0.1
+    warm: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_range(self.spread, "spread", above=0)
+        if self.warm < 0:
+            raise BadInput(f"warm = {self.warm} is out of range: it must be at least 0")
         if self.groups < 1:
             raise BadInput(f"groups = {self.groups} is out of range: it must be at least 1")
 
     def start(self, model: Tensor, round: Round) -> ServerState:
+        return {"model": model, "centers": self.centers(model, round)}
+
+    def centers(self, model: Tensor, round: Round) -> Tensor:
+        """Models around one, (…, k, P)."""
         noise = round.random("centers").standard_normal((self.groups, model.shape[-1]))
-        return {"model": model, "centers": model + self.spread * model.new_tensor(noise)}
+        return model + self.spread * model.new_tensor(noise)
 
     def remember(self, model: Tensor) -> Tensors:
         return {"choice": model.new_zeros(*model.shape[:-1], self.groups)}
 
     def send(self, server: ServerState, round: Round) -> Tensors:
-        centers = server["centers"].split(1, dim=-2)
-        return {"model": round.spread(server["model"])} | {f"{j}": round.spread(c) for j, c in enumerate(centers)}
+        got = {"model": round.spread(server["model"])}
+        if round.number < self.warm:
+            return got
+        return got | {f"{j}": round.spread(c) for j, c in enumerate(server["centers"].split(1, dim=-2))}
 
     def begin(self, got: Tensors, memory: Tensors, losses: Losses) -> tuple[Tensors, Tensors]:
+        if "0" not in got:
+            return got, memory
         each = torch.cat([losses.mean(got[f"{j}"]) for j in range(self.groups)], dim=-1)
         choice = torch.nn.functional.one_hot(each.argmin(-1), self.groups).to(got["model"])
         return {"model": self.own(got, {"choice": choice})}, {"choice": choice}
@@ -139,9 +151,12 @@ class IFCA(Algorithm):
         share = replies["choice"].mT * replies["model"].new_tensor(round.weights)  # (…, k, m)
         mass = share.sum(-1, keepdim=True)
         averages = (share @ replies["model"]) / mass.clamp(min=1e-30)
-        return {**super().combine(server, replies, round), "centers": averages.where(mass > 0, server["centers"])}
+        new = {**super().combine(server, replies, round), "centers": averages.where(mass > 0, server["centers"])}
+        return {**new, "centers": self.centers(new["model"], round)} if round.number + 1 == self.warm else new
 
     def own(self, got: Tensors, memory: Tensors) -> Tensor:
+        if "0" not in got:
+            return got["model"]
         parts = [memory["choice"][..., j : j + 1] * got[f"{j}"] for j in range(self.groups)]
         return torch.stack(parts).sum(0)
 

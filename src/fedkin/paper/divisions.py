@@ -19,9 +19,9 @@ def pfedme_clients(y: Integers, clients: int = 20, classes_each: int = 2) -> lis
     Client i has the classes i and i + 1. The n clients of a class with N samples are to have between N/(n+1) and N/2 of
     those that are left, one after the other, and the last one has the rest. But the counter of samples that are used up
     is an array of truth values, so that every client has the first samples of its class (but the very first, if it is
-    not the first client). Of 70,000 digits 23,537 are in use, most of them at several clients, and a client is tested on
-    samples that others train with. With 3/4 of them for training, clients have 1,165 to 3,834 samples, which are the
-    numbers of the publication; they cannot be had without this slip.
+    not the first client). Of 70,000 digits 23,537 are in use, most of them at several clients, and a client is tested
+    on samples that others train with. With 3/4 of them for training, clients have 1,165 to 3,834 samples, which are
+    the numbers of the publication; they cannot be had without this slip.
     """
     classes = int(y.max()) + 1
     random = np.random.RandomState(1)
