@@ -1,10 +1,12 @@
 """Federations from data sets, groups and existing clients."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from fedkin.data.client_sources import from_clients
 from fedkin.data.partition import SCHEMES, by_group, federate
@@ -42,6 +44,16 @@ def test_testing_part_too_small() -> None:
     with pytest.raises(BadInput, match="4 clients cannot share 3 samples"):
         federate(data, clients=4, scheme="published")
     assert federate(data, clients=3).test.sizes.tolist() == [1, 1, 1]
+
+
+def test_features_must_be_finite_and_may_be_large() -> None:
+    """A sum that overflows is no reason to refuse samples; infinite ones of both signs have no sum at all."""
+    large = np.full((4, 2), 3e38, dtype=np.float32)
+    assert from_clients([(large, [0, 1, 0, 1])] * 2, test=0.5, preprocess="none").train.x.max() == 3e38
+    clients = from_clients([(np.ones((4, 2)), [0, 1, 0, 1])] * 2, test=0.5, preprocess="none")
+    clients.train.x[:2, 1] = torch.tensor([np.inf, -np.inf])
+    with pytest.raises(BadInput, match="the first is feature 1 of sample 0 of client"):
+        replace(clients)
 
 
 # --- by group ---

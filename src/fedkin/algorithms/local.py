@@ -90,8 +90,8 @@ class Local:
     def ends(self, samples: int) -> NDArray[np.int64]:
         """Where the batches begin and end in the order of a round, (T + 1,)."""
         if self.steps:
-            return _equal_parts(samples, min(self.steps, samples))[: self.count(samples) + 1]
-        return _passes(samples, self.width(samples), self.epochs)[: self.count(samples) + 1]
+            return _equal_parts(samples, min(self.steps, samples))[: self.count(samples) + 1].copy()
+        return _passes(samples, self.width(samples), self.epochs)[: self.count(samples) + 1].copy()
 
     def count(self, samples: int) -> int:
         """Number of local steps of a client with this many samples; at most one per sample if `steps` is given."""
@@ -112,17 +112,11 @@ class Local:
 @lru_cache(maxsize=4096)
 def _equal_parts(samples: int, count: int) -> NDArray[np.int64]:
     """Where parts begin and end that are as equal as possible, the longer ones first."""
-    ends = np.arange(count + 1) * (samples // count) + np.minimum(np.arange(count + 1), samples % count)
-    return _unchangeable(ends)
+    return np.arange(count + 1) * (samples // count) + np.minimum(np.arange(count + 1), samples % count)
 
 
 @lru_cache(maxsize=4096)
 def _passes(samples: int, width: int, epochs: int) -> NDArray[np.int64]:
     """Where the batches of some epochs begin and end."""
     ends = np.append(np.arange(width, samples, width), samples)
-    return _unchangeable(np.append(0, (np.arange(epochs)[:, None] * samples + ends).ravel()))
-
-
-def _unchangeable(array: NDArray[np.int64]) -> NDArray[np.int64]:
-    array.flags.writeable = False
-    return array
+    return np.append(0, (np.arange(epochs)[:, None] * samples + ends).ravel())
