@@ -33,3 +33,21 @@ def test_no_estimate_from_the_first_of_many_runs() -> None:
         phases.round("run", {})
         left.append(phases.left)
     assert left == [None, None, None, 0.0, 0.0]  # the clock stands still: more than a hundredth of 300 is known
+
+
+def test_a_phase_says_how_fast_it_is() -> None:
+    """Ten rounds of a second each; in the next phase they take 3, not the expected 2: after two of twenty, 18 · 3."""
+    now = [0.0]
+    phases = Phases([Phase("one", 1, 10, 1.0), Phase("two", 2, 10, 2.0)], lambda *_: None, lambda: now[0])
+    phases.next("one")
+    for _ in range(10):
+        now[0] += 1
+        phases.round("run", {})
+    phases.next("two")
+    assert phases.left == pytest.approx(40.0)
+    now[0] += 3
+    phases.round("run", {})
+    assert phases.left == pytest.approx(13 / 12 * 38)  # all that is done in 13 seconds
+    now[0] += 3
+    phases.round("run", {})
+    assert phases.left == pytest.approx(54.0)

@@ -203,9 +203,9 @@ def test_steps_are_traced_once_unless_the_algorithm_changes() -> None:
     scheduled = together([simulation(member) for member in MEMBERS])
     for run, same in ((constant, True), (scheduled, False)):
         state = run.advance(run.start())
-        (first,) = run._scripts
+        (first,) = run.traces.scripts
         run.advance(state)
-        assert (run._scripts[0] is first) == same
+        assert (run.traces.scripts[0] is first) == same
         assert len(first.after) == max(space.counts[0] for space in run._kept.values()), "as far as anyone goes"
 
 

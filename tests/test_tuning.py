@@ -13,6 +13,7 @@ import fedkin
 from fedkin import FedAvg, Kin
 from fedkin.algorithms import Algorithm, Alone, FineTuned, Tuning
 from fedkin.engine.lanes import parted, together
+from fedkin.engine.local_work import script_of
 from fedkin.engine.own import models_of, own_models
 from fedkin.engine.scores import client_table, predictions, score_summary
 from fedkin.errors import BadInput
@@ -134,3 +135,28 @@ def test_the_report_has_columns_for_tuned_models(grown: dict[str, Result]) -> No
     summary = grown["kin-step_size=0.1"].summary
     assert shown.rows[0][accuracy] == f"{100 * summary['final_tuned_test_accuracy']:.1f} %"
     assert shown.rows[0][tenth] == f"{100 * summary['final_tuned_worst_decile']:.1f} %"
+
+
+@pytest.mark.parametrize("sizes", [[0.1], [0.1, 0.2]], ids=["alone", "lanes"])
+def test_steps_are_traced_once_although_training_and_tuning_alternate(
+    sizes: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Training, the algorithm's fine-tuning and that of the run: three traces in four measured rounds.
+
+    At the end every run of several is measured by itself, with traces of its two kinds of fine-tuning.
+    """
+    made: list[int] = []
+
+    def counted(*given: Any) -> Any:
+        made.append(given[-1])
+        return script_of(*given)
+
+    monkeypatch.setattr("fedkin.engine.traces.script_of", counted)
+    monkeypatch.setattr("fedkin.engine.cohorts.MUCH", 0)  # compiled, however short
+    settings = {"name": "traced", "rounds": 4, "fine_tune": 2, "partition": {"clients": 5, "kinds": 2}}
+    algorithm = {"name": "finetuned", "tuning_epochs": 3}
+    runs = fedkin.run({**settings, "local": {"epochs": 1, "step_size": sizes}, "algorithm": [algorithm]}, out=tmp_path)
+    assert len(runs) == len(sizes)
+    assert len(made) == 3 + (2 * len(runs) if len(runs) > 1 else 0)
+    assert len(set(made)) == 3
+    assert all(np.isfinite(run.tuned_test_loss).all() for run in runs)

@@ -23,6 +23,10 @@ from fedkin.types import Record
 
 HELD_OUT = 0.2  # share of the clients' training samples that is held out, unless the file has another
 FINALS = "the best on fresh seeds"
+MOST_POINTS = 25  # of a curve, about; models of the clients' own take as long to measure as to train
+# Durations of a round in each stage of trials and on fresh seeds, in rounds of the first: the fewer trials are left,
+# the fewer share products. They are for the first estimates only; later ones are of the stage itself.
+STAGE_COSTS, FINAL_COST = (1.0, 1.15, 1.3, 1.4), 1.8
 # Settings that make a federation. A comparison has one.
 FEDERATION = ("data", "partition", "model", "graph", "reading", "aggregation", "privacy")
 
@@ -168,9 +172,10 @@ def compare(
         seeds = [seed + k for k in range(1, allowed.seeds + 1)]
         phases.next(FINALS)
         entries, finals = [], []
+        final = {"evaluate_every": max(1, rounds // MOST_POINTS), **common, "name": name, "seed": seeds}
         for entry in chosen:
             table = entry.best and entry.method.table(entry.best.settings)
-            mine = plans({**common, "name": name, "seed": seeds, "algorithm": [table]}, beside=beside) if table else []
+            mine = plans({**final, "algorithm": [table]}, beside=beside) if table else []
             entries.append(replace(entry, runs=[plan.name for plan in mine]))
             finals += mine
         _write(folder / COMPARISON_FILE, entries, allowed, rounds, seed)
@@ -252,11 +257,10 @@ def _check_any(chosen: Sequence[Entry]) -> None:
 def _works(methods: int, budget: Budget, rounds: int) -> list[Phase]:
     """The phases: trials in stages, each with the better half of the one before, and the best on fresh seeds."""
     rungs = rungs_of(rounds)
-    stages = zip([0, *rungs], rungs, sizes_of(budget.trials, len(rungs)), strict=False)
+    stages = zip([0, *rungs], rungs, sizes_of(budget.trials, len(rungs)), STAGE_COSTS, strict=False)
     return [
-        *(Phase(f"trials, to round {end}", methods * size, end - start, 1.0) for start, end, size in stages),
-        # alone: trials share products, and these measure test results as well
-        Phase(FINALS, methods * budget.seeds, rounds, 2.5),
+        *(Phase(f"trials, to round {end}", methods * size, end - start, cost) for start, end, size, cost in stages),
+        Phase(FINALS, methods * budget.seeds, rounds, FINAL_COST),
     ]
 
 

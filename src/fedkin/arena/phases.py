@@ -14,7 +14,8 @@ from fedkin.types import Record
 
 Show = Callable[[str, float, float | None], None]  # what is done, the share that is done, the seconds that are left
 
-LEAST_DONE = 0.01  # of the work that has to be done before the rest is estimated
+# Shares of the work, and of a phase, that have to be done before the rest is estimated by them.
+LEAST_DONE, LEAST_OF_PHASE = 0.01, 0.1
 
 
 @dataclass(frozen=True)
@@ -46,11 +47,13 @@ class Phases(Silent):
         self.phase, self.ended, self.rounds = -1, 0, 0
         self.kept = 0.0  # what was done before, by an earlier command
         self.since = clock()
+        self.phase_kept, self.phase_since = self.kept, self.since
 
     def next(self, name: str) -> None:
         """The phase of this name begins."""
         self.phase = next(k for k, work in enumerate(self.works) if work.name == name)
         self.ended = self.rounds = 0
+        self.phase_kept, self.phase_since = self.kept, self.clock()
         self._tell()
 
     @property
@@ -60,20 +63,27 @@ class Phases(Silent):
     @property
     def done(self) -> float:
         """What is done, in rounds of the first phase."""
-        before = sum(work.size for work in self.works[: self.phase])
-        return before + min(self.rounds * self._work.cost, self._work.size)
+        return self._before + min(self.rounds * self._work.cost, self._work.size)
+
+    @property
+    def _before(self) -> float:
+        return sum(work.size for work in self.works[: self.phase])
 
     @property
     def left(self) -> float | None:
         """Estimated seconds until the end; None as long as there is too little to judge by.
 
-        Runs that share products report a round one after the other when all have done it: the first of sixteen would
-        make it look sixteen times as slow.
+        The current phase says best how fast this machine is now, as soon as enough of it is done. Runs that share
+        products report a round one after the other when all have done it: the first of sixteen would make it look
+        sixteen times as slow.
         """
-        done, total = self.done - self.kept, sum(work.size for work in self.works)
-        if done <= LEAST_DONE * (total - self.kept):
-            return None
-        return (self.clock() - self.since) / done * (total - self.done)
+        total, now = sum(work.size for work in self.works), self.clock()
+        done, of_phase = self.done - self.kept, self.done - self._before - (self.kept - self.phase_kept)
+        if of_phase >= LEAST_OF_PHASE * self._work.size:
+            return (now - self.phase_since) / of_phase * (total - self.done)
+        if done > LEAST_DONE * (total - self.kept):
+            return (now - self.since) / done * (total - self.done)
+        return None
 
     def round(self, name: str, record: Record) -> None:
         self.rounds += 1

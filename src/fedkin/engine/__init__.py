@@ -5,6 +5,7 @@ privacy.py     `Privacy`: uploads that are clipped and get noise
 accounting.py  what noise is worth: ε of a run
 aggregation.py for which algorithms rules of aggregation hold
 local_work.py  the loop over local steps
+traces.py      traces of local steps that are kept from round to round
 cohorts.py     `Cohort`: clients that are processed together, and the space of their steps
 optimizers.py  momentum, Adam and weight decay at the clients
 threads.py     work that is shared by threads of one core each

@@ -140,10 +140,7 @@ def models_of(
             _, kept, _ = simulation.work(algorithm, algorithm.work(simulation.local), round, got, memory)
             memory |= kept
         models = algorithm.own(got, memory) if algorithm.is_personal else round.spread(state.server["model"])
-        adaptations = [algorithm.adaptation(simulation.local)]
-        if tuning is not None:
-            adaptations.append(tuning.of(algorithm.step_size, simulation.local))
-        for other, local in filter(None, adaptations):
+        for other, local in simulation.traces.adaptations(algorithm, simulation.local, tuning):
             tuned = replace(simulation, model=simulation.used_model) if algorithm.mixture > 1 else simulation
             replies, _, _ = tuned.work(other, local, round, {"model": models}, {})
             models = replies["model"]

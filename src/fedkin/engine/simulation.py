@@ -29,11 +29,8 @@ from fedkin.engine.local_work import (
     SampleLosses,
     batches_of_client,
     order_of_client,
-    script_of,
     take_steps,
     torch_seed,
-    two_steps,
-    without_roots,
 )
 from fedkin.engine.optimizers import check_optimizer, refuse_adam
 from fedkin.engine.privacy import Privacy, check_privacy
@@ -43,6 +40,7 @@ from fedkin.engine.spaces.prepared import prepare
 from fedkin.engine.spaces.samples import Samples
 from fedkin.engine.spaces.script import Player, Script
 from fedkin.engine.threads import on_threads, one_core, threads_for
+from fedkin.engine.traces import Traces
 from fedkin.engine.traffic import Traffic, lane_traffic
 from fedkin.errors import BadInput
 from fedkin.graph.similarity import SimilarityGraph
@@ -98,9 +96,8 @@ class Simulation:
     privacy: Privacy | None = None
     # Caches of earlier rounds; `dataclasses.replace` begins with empty ones.
     _kept: dict[bytes, Samples] = field(default_factory=dict, init=False, repr=False, compare=False)
-    _scripts: list[Script] = field(default_factory=list, init=False, repr=False, compare=False)
     _traffic: dict[Any, tuple[Traffic, ...]] = field(default_factory=dict, init=False, repr=False, compare=False)
-    _trial: list[tuple[Any, ...]] = field(default_factory=list, init=False, repr=False, compare=False)
+    traces: Traces = field(default_factory=Traces, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         clients = len(self.trained_clients)
@@ -336,7 +333,7 @@ class Simulation:
     ) -> Iterator[Cohort]:
         """Group the sampled clients into cohorts. `received` and `memory` are the names of their tensors."""
         sizes = self.federation.train.sizes[who].tolist()
-        script = self._tried(algorithm, local, received, memory)
+        script = self.traces.two_steps(algorithm, local, self.device, received, memory)
         if script is None and local.optimizer == "adam":
             refuse_adam(algorithm)
         if not self.stacked:
@@ -354,14 +351,6 @@ class Simulation:
         )
         return cohorts_of(sizes, self.federation.features, steps)
 
-    def _tried(self, algorithm: Algorithm, local: Local, received: Any, memory: Any) -> Script | None:
-        """The trace of two steps, see `two_steps`. It is cached until the algorithm or the names change."""
-        names = set(received), set(memory), without_roots(local)
-        if not (self._trial and self._trial[0][0] is algorithm and self._trial[0][1] == names):
-            self._trial[:] = [(algorithm, names, two_steps(algorithm, local, self.device, received, memory))]
-        found: Script | None = self._trial[0][2]
-        return found
-
     def _script(
         self, algorithm: Algorithm, local: Local, received: Any, memory: Any, cohorts: list[Cohort]
     ) -> Script | None:
@@ -375,9 +364,7 @@ class Simulation:
                 steps = max(steps, cohort.steps)
         if not steps:
             return None
-        if not (self._scripts and self._scripts[0].fits(algorithm, local, received, memory, steps)):
-            self._scripts[:] = [script_of(algorithm, local, self.device, received, memory, steps)]
-        return self._scripts[0]
+        return self.traces.script(algorithm, local, self.device, received, memory, steps)
 
     def _space(self, local: Local, clients: Integers, space: Where, round: Round) -> Plain | Player:
         """The space of a cohort. Sample spaces are cached if all clients are sampled in every round."""
