@@ -41,7 +41,7 @@ def test_gradients_of_one_batch(name: str, batch: int, monkeypatch: pytest.Monke
     monkeypatch.setattr(primal, "pays", lambda *_: True)
     monkeypatch.setattr(primal, "batchwise_round", counted)
     algorithm, local = SEVERAL_GRADIENTS[name]
-    for model in (Softmax(37, 4), Linear(50, 1, Squared()), Linear(16, 1, Logistic())):
+    for model in (Softmax(37, 4), Linear(50, 1, Squared()), Linear(32, 1, Logistic())):
         played_by_batch.clear()
         changes: Any = {"step_size": 0.002, "inner_step": 0.01}  # a squared loss would diverge else
         small = replace(algorithm, **changes)

@@ -34,9 +34,9 @@ MUCH, CALL = 2e8, 3e7
 # PyTorch's threads take longer to meet than they save below so many multiplications in a step.
 LONG_STEP = 5e7
 
-# Compiled steps read sixteen features at a time. In sample space they need at least three rows, one for each lane and
+# Compiled steps read up to 32 features at a time. In sample space they need at least three rows, one for each lane and
 # each class but the last.
-FEWEST_FEATURES, FEWEST_ROWS = 16, 3
+FEWEST_FEATURES, FEWEST_ROWS = 32, 3
 
 Where = type[Plain] | type[Player]
 

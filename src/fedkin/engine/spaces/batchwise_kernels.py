@@ -16,21 +16,22 @@ from fedkin.engine.spaces.primal_kernels import (
     layer_scores,
     mix,
     residuals,
+    zeros,
 )
-from fedkin.engine.spaces.primal_loops import TALLEST
+from fedkin.engine.spaces.primal_loops import SAMPLES, TALL
 from fedkin.engine.spaces.program import Program
-from fedkin.engine.spaces.vectors import LANE, NUMBER
+from fedkin.engine.spaces.vectors import NUMBER, WIDE
 
 
 @compiled("(int64[::1], int64[::1], int64, int64, float32[:, :, ::1])")
 def _products(starts, ends, features, most, out):  # type: ignore[no-untyped-def]
     """Compute out = x xᵀ + 1 of every batch; the 1 is for biases. Batches have at most `most` samples."""
-    length = (features + LANE - 1) // LANE
-    x, rows = np.zeros((most, length * LANE), dtype=np.float32), np.empty(most + 1, dtype=np.int64)
+    length = (features + WIDE - 1) // WIDE
+    x, rows = np.zeros((most, length * WIDE), dtype=np.float32), np.empty(most + SAMPLES - 1, dtype=np.int64)
     pair = np.empty(2, dtype=np.float32)
     for k in range(len(ends) - 1):
         many = ends[k + 1] - ends[k]
-        for i in range(most + 1):
+        for i in range(len(rows)):
             rows[i] = x.ctypes.data + min(i, many - 1) * x.strides[0]
         for i in range(many):
             sample = starts[ends[k] + i]
@@ -38,9 +39,9 @@ def _products(starts, ends, features, most, out):  # type: ignore[no-untyped-def
         product = out[k]
         product[:] = 0
         product[:many, :many] = 1
-        for i in range(0, many, TALLEST):  # on and above the diagonal
+        for i in range(0, many, TALL):  # on and above the diagonal
             place = product.ctypes.data + (i * product.shape[1] + i) * NUMBER
-            left = (x.ctypes.data + i * x.strides[0], x.strides[0], min(TALLEST, many - i))
+            left = (x.ctypes.data + i * x.strides[0], x.strides[0], min(TALL, many - i))
             add_scores(*left, rows[i:].ctypes.data, many - i, 0, length, place, product.strides[0])
         for i in range(many):
             for j in range(i):
@@ -114,7 +115,7 @@ def batchwise_round(
 ) -> None:
     """A round of clients: received vectors (L, c, P) to those that change, (L, c, P), which are written to `out`."""
     numbers = steps[2:]
-    room = -(-network.size // (4 * LANE)) * (4 * LANE)
+    room = -(-network.size // (4 * WIDE)) * (4 * WIDE)
     for client, (_, starts, labels, ends) in enumerate(clients):
         most = int(np.diff(ends).max())
         width = -(-most // STRIP) * STRIP
@@ -122,7 +123,7 @@ def batchwise_round(
         _products(starts, ends, network.features, most, products)
         samples = (products, starts, labels, ends, network.features, network.outputs, network.loss)
         for lane in range(len(out[0])):
-            own = np.zeros((len(out), room), dtype=np.float32)
+            own = zeros(len(out), room)
             for row, begin in zip(own, steps.start, strict=True):
                 row[: network.size] = received[begin][lane, client].numpy()
             _batchwise_round(own, steps.leader, program.asked, *(array[lane] for array in numbers), *samples)

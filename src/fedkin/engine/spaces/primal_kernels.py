@@ -17,57 +17,55 @@ from torch import Tensor
 from fedkin.engine.spaces.compilation import compiled
 from fedkin.engine.spaces.kernels import addresses
 from fedkin.engine.spaces.primal_loops import (
+    CACHE_LINE,
     PAIR,
+    SAMPLES,
+    TALL,
     TALLEST,
     add_square,
     pair_of,
     pair_of_rest,
-    scores_1,
-    scores_2,
-    scores_3,
-    scores_4,
-    scores_5,
+    scores_of,
     softmax_of,
-    sums_1,
-    sums_2,
-    sums_3,
-    sums_4,
-    sums_5,
+    sums_of,
 )
 from fedkin.engine.spaces.recipe import Recipe
-from fedkin.engine.spaces.vectors import ADDRESS, LANE, NUMBER, VECTOR
+from fedkin.engine.spaces.vectors import ADDRESS, NUMBER, WIDE
 
-STRIP = PAIR * LANE  # columns of a tile of sums
+STRIP = PAIR * WIDE  # columns of a tile of sums
 BLOCK, BLOCK_NUMBERS = 64, 1 << 16  # most samples and numbers of a block; half as many samples for a small layer
 SOFTMAX, LOGISTIC, SQUARED = range(3)  # losses
+
+# -- memory ------------------------------------------------------------------------------------------------------------
+
+
+@compiled("float32[:, ::1](int64, int64)")
+def zeros(rows, numbers):  # type: ignore[no-untyped-def]
+    """Rows that begin with a cache line each, if `numbers` fill whole ones: vectors in two lines take twice as long."""
+    line = CACHE_LINE // NUMBER
+    found = np.zeros(rows * numbers + line, dtype=np.float32)
+    first = (-found.ctypes.data % CACHE_LINE) // NUMBER
+    return found[first : first + rows * numbers].reshape(rows, numbers)
+
 
 # -- products ----------------------------------------------------------------------------------------------------------
 
 
 @compiled("(int64, int64, int64, int64, int64, int64, int64, int64, int64)")
 def add_scores(rows, row, count, columns, many, at, length, out, out_row):  # type: ignore[no-untyped-def]
-    """Compute out += rows · columns, over SIMD vectors from the offset `at` in each column; writes an even number."""
-    tiles = (count + TALLEST - 1) // TALLEST
+    """Compute out += rows · columns, over SIMD vectors from the offset `at` in each column, for ⌈many⌉ of SAMPLES."""
+    tiles = (count + TALL - 1) // TALL
     for number in range(tiles):
         height = count // tiles + (number < count % tiles)
-        for j in range(0, many, PAIR):
-            tile = (rows, row, columns + j * ADDRESS, at, length, out + j * NUMBER, out_row)
-            if height == 5:
-                scores_5(tile)
-            elif height == 4:
-                scores_4(tile)
-            elif height == 3:
-                scores_3(tile)
-            elif height == 2:
-                scores_2(tile)
-            else:
-                scores_1(tile)
+        for j in range(0, many, SAMPLES):
+            tile = (height, rows, row, columns + j * ADDRESS, at, length, out + j * NUMBER, out_row)
+            scores_of(tile)
         rows, out = rows + height * row, out + height * out_row
 
 
 @compiled("(int64, int64, int64, int64, int64, int64, int64, int64, int64, int64, int64)")
 def add_sums(factors, row, step, count, lines, ahead, at, length, strips, out, out_row):  # type: ignore[no-untyped-def]
-    """Compute out += factors @ lines, over strips of sixteen columns from the offset `at` in each line.
+    """Compute out += factors @ lines, over strips of two vectors of columns from the offset `at` in each line.
 
     Meanwhile the lines that are listed at `ahead` are prefetched.
     """
@@ -76,17 +74,8 @@ def add_sums(factors, row, step, count, lines, ahead, at, length, strips, out, o
         own, place, fetched = factors, out, ahead
         for number in range(tiles):
             height = count // tiles + (number < count % tiles)
-            tile = (own, row, step, lines, fetched, at, length, place, out_row)
-            if height == 5:
-                sums_5(tile)
-            elif height == 4:
-                sums_4(tile)
-            elif height == 3:
-                sums_3(tile)
-            elif height == 2:
-                sums_2(tile)
-            else:
-                sums_1(tile)
+            tile = (height, own, row, step, lines, fetched, at, length, place, out_row)
+            sums_of(tile)
             own, place, fetched = own + height * row, place + height * out_row, lines
         at, out = at + STRIP * NUMBER, out + STRIP * NUMBER
 
@@ -95,12 +84,12 @@ def add_sums(factors, row, step, count, lines, ahead, at, length, strips, out, o
 def mix(a, one, b, other, out, length, by):  # type: ignore[no-untyped-def]
     """Compute out = a·one + b·other for any number of parameters: SIMD vectors, then the rest."""
     by[0], by[1] = a, b
-    whole = length // LANE
+    whole = length // WIDE
     if whole > 0:
         pair_of((one, other, by.ctypes.data, out, whole))
-    if length % LANE > 0:
-        done = whole * VECTOR
-        pair_of_rest((one + done, other + done, by.ctypes.data, out + done, length % LANE))
+    if length % WIDE > 0:
+        done = whole * WIDE * NUMBER
+        pair_of_rest((one + done, other + done, by.ctypes.data, out + done, length % WIDE))
 
 
 # -- a linear layer ----------------------------------------------------------------------------------------------------
@@ -109,17 +98,17 @@ def mix(a, one, b, other, out, length, by):  # type: ignore[no-untyped-def]
 @compiled("(float32[::1], int64, int64[::1], int64, float32[:, ::1], float32[:, ::1])")
 def layer_scores(v, features, columns, many, z, edge):  # type: ignore[no-untyped-def]
     """Scores z = W x + b (O, many) of samples at `columns`, with W and b at the beginning of v; `edge` is a buffer."""
-    outputs, whole, rest = len(z), features // LANE, features % LANE
+    outputs, whole, rest = len(z), features // WIDE, features % WIDE
     for r in range(outputs):
         z[r] = v[outputs * features + r]
     place = (z.ctypes.data, z.strides[0])
     add_scores(v.ctypes.data, features * NUMBER, outputs, columns.ctypes.data, many, 0, whole, *place)
     if rest > 0:
-        # The last eight features, with weights of 0 for those that have been added.
+        # The features of the last vector, with weights of 0 for those that have been added.
         for r in range(outputs):
-            for d in range(LANE):
-                edge[r, d] = v[r * features + features - LANE + d] if d >= LANE - rest else 0
-        last = (features - LANE) * NUMBER
+            for d in range(WIDE):
+                edge[r, d] = v[r * features + features - WIDE + d] if d >= WIDE - rest else 0
+        last = (features - WIDE) * NUMBER
         add_scores(edge.ctypes.data, edge.strides[0], outputs, columns.ctypes.data, many, last, 1, *place)
 
 
@@ -139,8 +128,8 @@ def layer_gradient(r, features, columns, following, many, g, edge, one):  # type
             for d in range(STRIP - rest, STRIP):
                 g[i * features + features - STRIP + d] += edge[i, d]
     edge[:outputs, 0] = 0
-    ones = np.full(PAIR, one.ctypes.data, dtype=np.int64)
-    lengths = (r.shape[1] // LANE, edge.ctypes.data, edge.strides[0])
+    ones = np.full(SAMPLES, one.ctypes.data, dtype=np.int64)
+    lengths = (r.shape[1] // WIDE, edge.ctypes.data, edge.strides[0])
     add_scores(r.ctypes.data, r.strides[0], outputs, ones.ctypes.data, 1, 0, *lengths)
     for i in range(outputs):
         g[outputs * features + i] += edge[i, 0]
@@ -154,7 +143,7 @@ def residuals(z, labels, many, weight, loss):  # type: ignore[no-untyped-def]
     """
     if loss == SOFTMAX:
         by = np.full(1, weight, dtype=np.float32)
-        softmax_of((z.ctypes.data, z.strides[0], len(z), by.ctypes.data, (many + LANE - 1) // LANE))
+        softmax_of((z.ctypes.data, z.strides[0], len(z), by.ctypes.data, (many + WIDE - 1) // WIDE))
         for j in range(many):
             z[int(labels[j]), j] -= weight
     else:
@@ -204,8 +193,8 @@ def add_gradient(  # type: ignore[no-untyped-def]
                 back[i, j] = 0
     layer_gradient(back, features, columns, following, many, g, edge, one)
     # ∂W₂ = r hᵀ, as dot products over the samples
-    product = np.zeros((classes, hidden + hidden % PAIR), dtype=np.float32)
-    width = (z.shape[1] // LANE, product.ctypes.data, product.strides[0])
+    product = np.zeros((classes, hidden + -hidden % SAMPLES), dtype=np.float32)
+    width = (z.shape[1] // WIDE, product.ctypes.data, product.strides[0])
     add_scores(top.ctypes.data, top.strides[0], classes, lines.ctypes.data, hidden, 0, *width)
     for k in range(classes):
         for i in range(hidden):
@@ -228,11 +217,12 @@ def workspace(features, hidden, outputs, ends):  # type: ignore[no-untyped-def]
     width = (block + STRIP - 1) // STRIP * STRIP
     one = np.ones(width, dtype=np.float32)
     z, back = np.empty((first, width), dtype=np.float32), np.empty((hidden, width), dtype=np.float32)
-    top, lines = np.empty((outputs, width), dtype=np.float32), np.empty(hidden + outputs, dtype=np.int64)
+    top, lines = np.empty((outputs, width), dtype=np.float32), np.empty(hidden + outputs + SAMPLES, dtype=np.int64)
     for i in range(hidden):
         lines[i] = z.ctypes.data + i * z.strides[0]
     for k in range(outputs):
         lines[hidden + k] = top.ctypes.data + k * top.strides[0]
+    lines[hidden + outputs :] = top.ctypes.data
     return block, z, top, back, one, lines
 
 
@@ -272,10 +262,9 @@ def _primal_round(  # type: ignore[no-untyped-def]
     lanes, steps = join.shape[1], len(ends) - 1
     first = hidden if hidden > 0 else outputs  # outputs of the first layer
     size = (features + 1) * first + ((hidden + 1) * outputs if hidden > 0 else 0)
-    room = (size + 4 * LANE - 1) // (4 * LANE) * (4 * LANE)
+    room = (size + 4 * WIDE - 1) // (4 * WIDE) * (4 * WIDE)
     clipped, pair = len(clip) > 0, np.empty(2, dtype=np.float32)
-    trail, v = np.zeros((lanes, room), dtype=np.float32), np.empty((lanes, room), dtype=np.float32)
-    g = np.zeros((lanes if clipped else 0, room), dtype=np.float32)
+    trail, v, g = zeros(lanes, room), zeros(lanes, room), zeros(lanes if clipped else 0, room)
 
     # Points are received vectors themselves, or mixtures of them.
     mixed = np.zeros((len(points), lanes, room), dtype=np.float32)
@@ -319,7 +308,7 @@ def _primal_round(  # type: ignore[no-untyped-def]
         if clipped:
             for lane in range(lanes):
                 square[0] = 0
-                add_square((g[lane].ctypes.data, room // (4 * LANE), square.ctypes.data))
+                add_square((g[lane].ctypes.data, room // (4 * WIDE), square.ctypes.data))
                 norm = np.sqrt(square[0])
                 cut = clip[lane] / norm if norm > clip[lane] or np.isnan(norm) else np.float32(1)
                 own = trail[lane].ctypes.data

@@ -1,68 +1,71 @@
 """The innermost loops of `fedkin.engine.spaces.primal_kernels`, as SIMD code."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from fedkin.engine.spaces.vectors import ADDRESS, ADDRESS_TYPE, NUMBER, VECTOR, VectorWriter, vector_code
+from fedkin.engine.spaces.vectors import ADDRESS, ADDRESS_TYPE, LANE, NUMBER, WIDE, VectorWriter, vector_code
 
-# Of 16 registers, ten are for sums: enough to hide the latency of an addition, and most layers have a multiple of five
-# outputs or many.
-TALLEST = 5
-PAIR = 2  # samples of a tile of scores; SIMD vectors of a tile of sums
+# Of 16 registers, ten are for sums, of the 32 of wide vectors twenty: enough to hide the latency of an addition, and
+# most layers have a multiple of five or ten outputs, or many.
+TALL, SAMPLES = 5, 2 * WIDE // LANE  # a tile of scores: most rows, which stay in the nearest cache, and columns
+TALLEST, PAIR = 5 * WIDE // LANE, 2  # a tile of sums: most rows, and SIMD vectors of columns
+CACHE_LINE = 64  # bytes
 
 
-def _scores_tile(height: int) -> Any:
-    """Code for out += rows · columns of `height` rows and two columns, both with consecutive numbers.
+def _tiles(write: Callable[..., None], tallest: int) -> Any:
+    """Code of tiles of any height up to the tallest. The height is the first argument."""
+
+    def write_all(v: VectorWriter, height: Any, *places: Any) -> None:
+        v.choose(height, {number: partial(write, v, number, *places) for number in range(1, tallest + 1)})
+
+    return vector_code(write_all, WIDE)
+
+
+def _write_scores(v: VectorWriter, height: int, *places: Any) -> None:
+    """Code for out += rows · columns of `height` rows and some columns, all with consecutive numbers.
 
     The starts of the columns are listed in memory: samples in any order need not be gathered.
     """
+    rows, row, columns, at, length, out, out_row = places
+    starts = [v.at(v.load(v.at(columns, (ADDRESS, j)), ADDRESS_TYPE), (1, at)) for j in range(SAMPLES)]
 
-    def write(v: VectorWriter, *places: Any) -> None:
-        rows, row, columns, at, length, out, out_row = places
-        starts = [v.at(v.load(v.at(columns, (ADDRESS, j)), ADDRESS_TYPE), (1, at)) for j in range(PAIR)]
+    def line(k: Any, sums: list[Any]) -> list[Any]:
+        own = [v.load(v.at(start, (v.bytes, k))) for start in starts]
+        factors = [v.load(v.at(rows, (row, i), (v.bytes, k))) for i in range(height)]
+        return [v.multiply_add(factors[n // SAMPLES], own[n % SAMPLES], total) for n, total in enumerate(sums)]
 
-        def line(k: Any, sums: list[Any]) -> list[Any]:
-            own = [v.load(v.at(start, (VECTOR, k))) for start in starts]
-            factors = [v.load(v.at(rows, (row, i), (VECTOR, k))) for i in range(height)]
-            return [v.multiply_add(factors[i], own[j], sums[PAIR * i + j]) for i in range(height) for j in range(PAIR)]
-
-        sums = v.loop(length, [v.zero] * PAIR * height, line)
-        for i in range(height):
-            for j in range(PAIR):
-                v.add_number(v.total(sums[PAIR * i + j]), v.at(out, (out_row, i), (NUMBER, j)))
-
-    return vector_code(write)
+    for n, total in enumerate(v.loop(length, [v.zero] * SAMPLES * height, line)):
+        v.add_number(v.total(total), v.at(out, (out_row, n // SAMPLES), (NUMBER, n % SAMPLES)))
 
 
-def _sums_tile(height: int) -> Any:
-    """Code for out += factors @ lines, with `height` rows and sixteen columns.
+def _write_sums(v: VectorWriter, height: int, *places: Any) -> None:
+    """Code for out += factors @ lines, with `height` rows and two vectors of columns.
 
     The starts of the lines are listed in memory, and those of lines to be prefetched at `ahead`. Factor k of row i is
     at factors + i·row + k·step.
     """
+    factors, row, step, lines, ahead, at, length, out, out_row = places
 
-    def write(v: VectorWriter, *places: Any) -> None:
-        factors, row, step, lines, ahead, at, length, out, out_row = places
+    def fetch(address: Any) -> None:
+        for line in range(0, PAIR * v.bytes, CACHE_LINE):
+            v.fetch(v.at(address, (1, line)))
 
-        def line(k: Any, sums: list[Any]) -> list[Any]:
-            start, following = (v.at(v.load(v.at(i, (ADDRESS, k)), ADDRESS_TYPE), (1, at)) for i in (lines, ahead))
-            v.fetch(following)
-            own = [v.load(v.at(start, (VECTOR, j))) for j in range(PAIR)]
-            by = [v.spread(v.at(factors, (row, i), (step, k))) for i in range(height)]
-            return [v.multiply_add(by[i], own[j], sums[PAIR * i + j]) for i in range(height) for j in range(PAIR)]
+    def line(k: Any, sums: list[Any]) -> list[Any]:
+        start, following = (v.at(v.load(v.at(i, (ADDRESS, k)), ADDRESS_TYPE), (1, at)) for i in (lines, ahead))
+        fetch(following)
+        own = [v.load(v.at(start, (v.bytes, j))) for j in range(PAIR)]
+        by = [v.spread(v.at(factors, (row, i), (step, k))) for i in range(height)]
+        return [v.multiply_add(by[n // PAIR], own[n % PAIR], total) for n, total in enumerate(sums)]
 
-        for i in range(height):  # what the sums will be added to
-            v.fetch(v.at(out, (out_row, i)))
-        sums = v.loop(length, [v.zero] * PAIR * height, line)
-        for i in range(height):
-            for j in range(PAIR):
-                place = v.at(out, (out_row, i), (VECTOR, j))
-                v.store(v.builder.fadd(sums[PAIR * i + j], v.load(place)), place)
-
-    return vector_code(write)
+    for i in range(height):  # what the sums will be added to
+        fetch(v.at(out, (out_row, i)))
+    for n, total in enumerate(v.loop(length, [v.zero] * PAIR * height, line)):
+        place = v.at(out, (out_row, n // PAIR), (v.bytes, n % PAIR))
+        v.store(v.builder.fadd(total, v.load(place)), place)
 
 
-scores_1, scores_2, scores_3, scores_4, scores_5 = (_scores_tile(height + 1) for height in range(TALLEST))
-sums_1, sums_2, sums_3, sums_4, sums_5 = (_sums_tile(height + 1) for height in range(TALLEST))
+scores_of, sums_of = _tiles(_write_scores, TALL), _tiles(_write_sums, TALLEST)
 
 
 def _write_pair(v: VectorWriter, *places: Any) -> None:
@@ -79,7 +82,7 @@ def _write_pair(v: VectorWriter, *places: Any) -> None:
     v.loop(vectors, [], mix)
 
 
-pair_of, pair_of_rest = vector_code(_write_pair), vector_code(_write_pair, lane=1)
+pair_of, pair_of_rest = vector_code(_write_pair, WIDE), vector_code(_write_pair, lane=1)
 
 
 def _write_square(v: VectorWriter, *places: Any) -> None:
@@ -87,14 +90,14 @@ def _write_square(v: VectorWriter, *places: Any) -> None:
     start, fours, out = places
 
     def add(k: Any, sums: list[Any]) -> list[Any]:
-        parts = [v.load(v.at(start, (4 * VECTOR, k), (VECTOR, j))) for j in range(4)]
+        parts = [v.load(v.at(start, (4 * v.bytes, k), (v.bytes, j))) for j in range(4)]
         return [v.multiply_add(part, part, total) for part, total in zip(parts, sums, strict=True)]
 
     for total in v.loop(fours, [v.zero] * 4, add):
         v.add_number(v.total(total), out)
 
 
-add_square = vector_code(_write_square)
+add_square = vector_code(_write_square, WIDE)
 
 
 def _write_softmax(v: VectorWriter, *places: Any) -> None:
@@ -127,4 +130,4 @@ def _write_softmax(v: VectorWriter, *places: Any) -> None:
     v.loop(many, [], samples)
 
 
-softmax_of = vector_code(_write_softmax)
+softmax_of = vector_code(_write_softmax, WIDE)

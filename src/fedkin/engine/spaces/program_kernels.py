@@ -11,10 +11,10 @@ from torch import Tensor
 
 from fedkin.engine.spaces.compilation import compiled
 from fedkin.engine.spaces.kernels import addresses
-from fedkin.engine.spaces.primal_kernels import Network, OrderedSamples, add_gradient, mix, workspace
+from fedkin.engine.spaces.primal_kernels import Network, OrderedSamples, add_gradient, mix, workspace, zeros
 from fedkin.engine.spaces.primal_loops import add_square
 from fedkin.engine.spaces.program import Program
-from fedkin.engine.spaces.vectors import LANE, NUMBER
+from fedkin.engine.spaces.vectors import NUMBER, WIDE
 
 PIECE = 2048  # numbers of a vector that stay in a core's nearest cache while others are added
 
@@ -46,10 +46,10 @@ def _program_round(  # type: ignore[no-untyped-def]
     """One lane of one client: from received vectors to changed ones, both as addresses; clip = 0 is no clipping."""
     given, trails, gradients = len(received), join.shape[1], at.shape[1]
     size = (features + 1) * (hidden if hidden > 0 else outputs) + ((hidden + 1) * outputs if hidden > 0 else 0)
-    room = (size + 4 * LANE - 1) // (4 * LANE) * (4 * LANE)
+    room = (size + 4 * WIDE - 1) // (4 * WIDE) * (4 * WIDE)
     pair, square = np.empty(2, dtype=np.float32), np.empty(1, dtype=np.float32)
     block, z, top, back, one, lines = workspace(features, hidden, outputs, ends)
-    v, own = np.empty(room, dtype=np.float32), np.zeros((2 * trails + gradients, room), dtype=np.float32)
+    v, own = zeros(1, room)[0], zeros(2 * trails + gradients, room)
     # Rows of `own`: trails, gradients, and room for the next trails, which changes places with the trails.
     row, where = np.arange(2 * trails + gradients), np.empty(given + trails + gradients, dtype=np.int64)
     where[:given] = received
@@ -75,7 +75,7 @@ def _program_round(  # type: ignore[no-untyped-def]
                 )
             if clip > 0:
                 square[0] = 0
-                add_square((g.ctypes.data, room // (4 * LANE), square.ctypes.data))
+                add_square((g.ctypes.data, room // (4 * WIDE), square.ctypes.data))
                 norm = np.sqrt(square[0])
                 if norm > clip or np.isnan(norm):
                     mix(clip / norm, g.ctypes.data, 0, g.ctypes.data, g.ctypes.data, size, pair)

@@ -1,20 +1,30 @@
-"""SIMD code in vectors of eight numbers, for the innermost loops of `fedkin.engine.spaces.kernels`.
+"""SIMD code in vectors of eight or sixteen numbers, for the innermost loops of compiled rounds.
 
 The code is explicit, so it does not depend on automatic vectorisation. It is LLVM IR, so it runs on every processor
 that LLVM supports.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from llvmlite import ir
-from numba import types
+from llvmlite.binding import get_host_cpu_features
+from numba import config, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
 LANE = 8  # numbers per vector: an AVX register, or several shorter registers
 VECTOR, NUMBER, ADDRESS = 4 * LANE, 4, 8  # bytes
+
+
+def has_wide_vectors() -> bool:
+    """Whether the processor has AVX-512: 32 registers of sixteen numbers each."""
+    given = config.CPU_FEATURES  # type: ignore[attr-defined] # it is set at run time
+    return "+avx512f" in (get_host_cpu_features().flatten() if given is None else given).split(",")
+
+
+WIDE = 2 * LANE if has_wide_vectors() else LANE  # numbers per vector of the widest kind
 
 NUMBER_TYPE, ADDRESS_TYPE, WORD_TYPE = ir.FloatType(), ir.IntType(64), ir.IntType(32)
 BYTES_TYPE = ir.IntType(8).as_pointer()
@@ -128,6 +138,21 @@ class VectorWriter:
         """Prefetch the data at an address into the cache."""
         reading, near, data = (ir.Constant(WORD_TYPE, n) for n in (0, 3, 1))
         self.builder.call(self._prefetch, [self.builder.inttoptr(address, BYTES_TYPE), reading, near, data])
+
+    def choose(self, number: Any, bodies: Mapping[int, Callable[[], None]]) -> None:
+        """Execute the body of a number, which is one of theirs."""
+        builder = self.builder
+        after, elsewhere = builder.append_basic_block("after"), builder.append_basic_block("elsewhere")
+        choice = builder.switch(number, elsewhere)
+        for value, body in bodies.items():
+            block = builder.append_basic_block("case")
+            choice.add_case(ir.Constant(ADDRESS_TYPE, value), block)
+            builder.position_at_end(block)
+            body()
+            builder.branch(after)
+        builder.position_at_end(elsewhere)
+        builder.unreachable()
+        builder.position_at_end(after)
 
     def loop(self, times: Any, vectors: list[Any], body: Callable[[Any, list[Any]], list[Any]]) -> list[Any]:
         """A loop over k = 0, 1, … that updates vectors; the body is executed at least once."""
