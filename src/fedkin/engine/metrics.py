@@ -11,8 +11,10 @@ from torch import Tensor
 
 from fedkin.data.federation import Clients, Federation
 from fedkin.data.measure import Measure
+from fedkin.engine.cohorts import FEWEST_FEATURES, compiled_spaces
+from fedkin.engine.cohorts import MUCH as COMPILED
 from fedkin.engine.threads import Item, on_threads, one_core, threads_for
-from fedkin.models import Model
+from fedkin.models import Linear, Model
 from fedkin.types import Integers
 
 # Samples scored at once: enough for efficient products, but the output of the largest layer must fit into the cache.
@@ -40,10 +42,23 @@ def spans_of(model: Model, clients: Clients, rows: slice) -> list[slice]:
     return [slice(first, min(first + size, rows.stop)) for first in starts]
 
 
-def each_measured(model: Model, w: Tensor, clients: Clients, rows: slice) -> Tensor:
+Scorer = Callable[[Tensor, Tensor], Tensor]
+
+
+def scorer(model: Model, w: Tensor, samples: Tensor) -> Scorer:
+    """`model.scores`; compiled for linear models, if models w (L, P) on all samples (N, D) are worth loading that."""
+    pays = isinstance(model, Linear) and model.features >= FEWEST_FEATURES and w.numel() * len(samples) > COMPILED
+    if pays and w.device.type == "cpu" and samples.stride(1) == 1 and compiled_spaces() is not None:
+        from fedkin.engine.spaces.scoring import linear_scores
+
+        return linear_scores
+    return model.scores
+
+
+def each_measured(model: Model, w: Tensor, clients: Clients, rows: slice, scores: Scorer | None = None) -> Tensor:
     """Loss and main measure of each sample in these rows for each model of w (L, P): (2, L, B)."""
     with torch.no_grad():  # which PyTorch sets for each thread
-        z, y = model.scores(w, clients.x[rows]), clients.y[rows].expand(len(w), -1)
+        z, y = (scores or model.scores)(w, clients.x[rows]), clients.y[rows].expand(len(w), -1)
         return torch.stack([model.loss.each(z, y), model.loss.measured(z, y)]).cpu()
 
 
@@ -93,8 +108,10 @@ def score(model: Model, w: Tensor, clients: Clients, l2: Sequence[float] = (0.0,
     lanes, samples = len(w), len(clients.y)
     measured = torch.empty(2, lanes, samples, device="cpu")
 
+    scores = scorer(model, w, clients.x)
+
     def work(rows: slice) -> None:
-        measured[..., rows] = each_measured(model, w, clients, rows)
+        measured[..., rows] = each_measured(model, w, clients, rows, scores)
 
     evaluated(work, spans_of(model, clients, slice(0, samples)), model, w, samples)
     loss, value = measured.double().numpy()

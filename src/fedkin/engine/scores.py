@@ -74,7 +74,8 @@ class Predictions:
             return found
         seen = np.unique(y)
         against_rest = seen if classes > 2 else [1]
-        areas = [metrics.roc_auc_score(y == k, self.means[k]) if len(seen) > 1 else math.nan for k in against_rest]
+        # As scikit-learn's `roc_auc_score`, which takes ten times as long.
+        areas = [area(self.means[k], y == k) if len(seen) > 1 else math.nan for k in against_rest]
         table = metrics.confusion_matrix(y, predicted, labels=np.arange(classes))
         return {**found, "auc": float(np.mean(areas)), "confusion": table.tolist()}
 

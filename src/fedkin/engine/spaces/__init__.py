@@ -10,6 +10,7 @@ script.py          `Script`: local steps as a list of instructions
 recipe.py          `Recipe`: the same as arrays of coefficients, for compiled rounds
 prepared.py        samples, Gram matrices and batches of a cohort
 norms.py           norms of gradients in sample space, for clipping
+scoring.py         compiled scores of linear models, for measurements
 kernels.py         a compiled round of softmax regression in sample space
 inner_loops.py     its innermost loops
 primal_kernels.py  a compiled round on parameters

@@ -33,7 +33,7 @@ OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
 COMPILED_SOURCES = (
     *("kernels.py", "inner_loops.py", "primal_kernels.py", "primal_loops.py"),
     *("program_kernels.py", "batchwise_kernels.py", "recipe.py", "program.py", "batchwise.py"),
-    *("vectors.py", "compilation.py"),
+    *("scoring.py", "vectors.py", "compilation.py"),
 )
 
 
