@@ -177,10 +177,14 @@ class MOCHA(FedU):
         gram = torch.where(torch.isfinite(gram).all(-1, keepdim=True).all(-2, keepdim=True), gram, 0.0)
         squares, vectors = torch.linalg.eigh(gram)
         roots = squares.clamp(min=0).sqrt().unsqueeze(-2)
-        inverse = 1 / (roots / roots.sum(-1, keepdim=True).clamp(min=1e-300) + self.ridge)
-        rows = vectors[..., np.searchsorted(known.owners, round.who), :] * inverse @ vectors.mT
+        factors = self.factors(roots / roots.sum(-1, keepdim=True).clamp(min=1e-300))
+        rows = vectors[..., np.searchsorted(known.owners, round.who), :] * factors @ vectors.mT
         coupled: Tensor = rows.to(models) @ models
         return coupled
+
+    def factors(self, shares: Tensor) -> Tensor:
+        """Eigenvalues of the coupling Ω⁻¹, from those of (WᵀW)^½/tr (WᵀW)^½."""
+        return 1 / (shares + self.ridge)
 
 
 @dataclass(frozen=True, kw_only=True)

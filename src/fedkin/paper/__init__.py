@@ -2,6 +2,7 @@
 
 reproduce.py        reproductions, described by the TOML files in reproductions/
 divisions.py        divisions of published code, in which clients share samples
+motley.py           an algorithm as a benchmark computes it
 tables.py           their tables: results next to the paper's values
 earlier.py          cells of an earlier table, which stay on a page
 milestones.py       a measure after some rounds, next to published values
