@@ -230,14 +230,14 @@ def _turns(options: Options) -> float:
 def setting_seconds(setting: Setting) -> float:
     """The estimated duration of a combination at the reference rate."""
     model, small = setting.words["model"], setting.words["batch"] == "B32"
-    seconds = {"softmax": 3.0, "network": 13.0}[model] * (2.0 if small else 1.0)
+    seconds = {"softmax": 8.0, "network": 32.0}[model] * (2.0 if small else 1.0)
     everyone = setting.workload.take_part is None
     return seconds * (1.0 if everyone else 0.4) * setting.workload.clients / 100
 
 
 def other_seconds(workload: Workload) -> float:
     """The estimated duration of a line beside the matrix."""
-    return 20.0 * math.sqrt(workload.clients / 50)
+    return 30.0 * math.sqrt(workload.clients / 50)
 
 
 def matrix_seconds(workloads: Sequence[Workload], options: Options) -> float:
