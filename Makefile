@@ -7,7 +7,7 @@ READY  := $(VENV)/.ready
 # Byte code is written when a module is first imported, not for all that is installed: most of it is never used.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo federation test test-long fuzz soak docs check kernels format clean
+.PHONY: help demo federation test test-long fuzz soak docs check style types format clean
 
 help:  ## what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -33,17 +33,26 @@ docs: $(READY)  ## regenerate the figures of the README and the pages (not the b
 	$(BIN)/fedkin theory --quadratic --out build
 	PYTHONPATH=tools $(BIN)/python -m algorithm_table
 
-check: $(READY)  ## formatting, lint and types
+check: style types  ## formatting, lint and types
+
+style: $(READY)
 	$(BIN)/ruff format --check src tests tools examples
 	$(BIN)/ruff check src tests tools examples
+
+types: $(READY)
 	$(BIN)/mypy
 
-kernels: $(READY)
-	$(BIN)/python -c 'import fedkin.engine.spaces.compiled, fedkin.engine.spaces.primal'
-
-test: $(READY)  ## check, then the tests
-	$(MAKE) --no-print-directory --jobs 2 check kernels  # compiled once, beside the types, not by each worker
-	$(BIN)/pytest -n 2 --dist worksteal
+# The types take a core for a minute or two, beside kernels and tests; what they say is shown at the end, where it is seen.
+# Kernels are compiled before the tests, once, not by each worker. The types are nice: they leave tests of time alone.
+test: style  ## check and the tests
+	@said=$$(mktemp); trap 'kill $$types 2>/dev/null; rm -f "$$said"' EXIT; trap 'exit 130' INT TERM; \
+	echo '$(BIN)/mypy, beside the tests'; nice $(BIN)/mypy >"$$said" 2>&1 & types=$$!; \
+	$(BIN)/python -c 'import fedkin.engine.spaces.compiled, fedkin.engine.spaces.primal' \
+	&& $(BIN)/pytest -n 2 --dist worksteal; tests=$$?; \
+	wait $$types; typed=$$?; cat "$$said"; \
+	test $$typed = 0 || echo 'make test: the TYPES are wrong (see above; make types repeats it)'; \
+	test $$tests = 0 || echo 'make test: TESTS failed (see above)'; \
+	test $$typed = 0 && test $$tests = 0
 
 test-long: $(READY)  ## longer tests with real Flower federations, which `make test` leaves out
 	$(BIN)/pytest -m long

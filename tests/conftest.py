@@ -18,6 +18,35 @@ from fedkin.engine.simulation import State
 from fedkin.types import Tensors
 
 
+def pytest_configure() -> None:
+    """SIGINT and SIGHUP do what they usually do, whoever has started the tests.
+
+    A shell starts jobs in the background with SIGINT ignored, and `nohup` ignores SIGHUP. Processes that tests start
+    would inherit that: tests of interrupts would fail, or wait for an end by other means.
+    """
+    for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, usual)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that are marked `first` are the first ones of both workers, so that none is left alone with a long one.
+
+    Each of two workers begins with half of the list, and takes tests from the end of the other's when it has none left.
+    """
+    first = [item for item in items if item.get_closest_marker("first")]
+    others = [item for item in items if not item.get_closest_marker("first")]
+    one, other = first[::2], first[1::2]
+    middle = max(0, len(items) // 2 - len(one))
+    items[:] = [*one, *others[:middle], *other, *others[middle:]]
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting_for_disks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files of tests need not survive a power failure, and a disk takes milliseconds to say that each would."""
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+
+
 @pytest.fixture
 def one_thread() -> Iterator[None]:
     """Clients one after the other, in the order of their numbers."""
@@ -37,14 +66,6 @@ def invoke(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
 def refused(invoke: Command) -> Refusal:
     """The command within this process, for input that it refuses."""
     return Refusal(invoke)
-
-
-@pytest.fixture
-def interruptible() -> Iterator[None]:
-    """SIGINT interrupts, here and in processes: it is ignored if the tests were started in the background."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture

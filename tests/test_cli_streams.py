@@ -142,7 +142,6 @@ def test_a_warning_is_one_sentence_and_said_once(raced: Path, tmp_path: Path, in
 # -- signals -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -180,7 +179,6 @@ def interrupted(marker: str, cwd: Path) -> tuple[int, str]:
     return process.wait(timeout=120), out.decode()
 
 
-@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize(
     ("marker", "sentence"),
     [
@@ -198,7 +196,6 @@ def test_ctrl_c_at_a_terminal(marker: str, sentence: str, tmp_path: Path) -> Non
     assert code in (130, -signal.SIGINT)
 
 
-@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_while_the_command_is_imported(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

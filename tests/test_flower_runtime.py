@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +21,10 @@ from loops import CLIENTS
 from simulated_systems import ALGORITHMS as EVERY
 from simulated_systems import NODES, SAMPLED, expected_of
 
+TWO = ("fedavg", "fedkin")
 
+
+@pytest.mark.first
 def test_a_deployment(tmp_path: Path) -> None:
     """A SuperLink and two SuperNodes, over TLS; all in one test, because starting them takes the most time."""
     keys.make(tmp_path / "strange", nodes=1)
@@ -74,46 +76,47 @@ def a_server_app_that_is_killed_continues_with_the_same_command(deployment: Loop
     assert json.loads((out / "summary.json").read_text())["status"] == "finished"
 
 
-@pytest.fixture(scope="module")
-def simulated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loopback]:
-    """Twenty nodes in Flower's simulation runtime, which can import the modules of the tests."""
-    federation = Loopback(tmp_path_factory.mktemp("twenty"), nodes=CLIENTS, simulation=True)
-    tests = Path(__file__).parent
+@pytest.mark.first
+@pytest.mark.timeout(600)  # two runs, each of which would have 300 s alone
+def test_the_simulation(tmp_path: Path) -> None:
+    """Two runs at the same time in one start of Flower's simulation runtime, most of whose time is waiting for Ray."""
+    federation = Loopback(tmp_path, nodes=CLIENTS, simulation=True)
+    tests = Path(__file__).parent  # the nodes of the second app import the modules of the tests
     paths = [str(tests), str(tests.parent / "examples" / "own_algorithm"), os.environ.get("PYTHONPATH", "")]
     federation.environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     with federation as deployment:
-        yield deployment
+        example = deployment.run(APP, settings(" ".join(TWO), CLIENTS, 2, tmp_path / "example"))
+        deployment.nodes = NODES
+        every = deployment.run(tests / "flower_app", {"out": tmp_path / "every"})
+        the_example_gives_the_rounds_of_the_engine(deployment, example, tmp_path / "example")
+        every_system_gives_the_models_of_the_engine(deployment, every, tmp_path / "every")
 
 
-def test_the_simulation_gives_the_rounds_of_the_engine(simulated: Loopback, tmp_path: Path) -> None:
+def the_example_gives_the_rounds_of_the_engine(simulated: Loopback, run: str, out: Path) -> None:
     """`flwr run` with FedAvg, and with FedKin, whose server keeps what it has learned of the nodes."""
-    names = ("fedavg", "fedkin")
-    run = simulated.run(APP, settings(" ".join(names), CLIENTS, 2, tmp_path))
-    for name in names:
-        records = list(simulated.records(run, tmp_path / name, LIMIT))
+    for name in TWO:
+        records = list(simulated.records(run, out / name, LIMIT))
         expected = undisturbed(name, CLIENTS, 2)
         np.testing.assert_allclose([r["test_loss"] for r in records], expected.test_loss, atol=1e-5, rtol=0)
         assert all(r["replies"] == CLIENTS for r in records)
 
 
-def test_every_system_in_the_simulation(simulated: Loopback, tmp_path: Path) -> None:
-    """In one start, one after the other on the same six nodes: global models and clients' memories are the engine's.
+def every_system_gives_the_models_of_the_engine(simulated: Loopback, run: str, out: Path) -> None:
+    """One after the other on the same six nodes: global models and clients' memories are the engine's.
 
     Memories survive: clients that are sampled again continue from what they kept.
     """
-    simulated.nodes = NODES
-    run = simulated.run(Path(__file__).parent / "flower_app", {"out": tmp_path})
     for name, algorithm in EVERY.items():
-        records = list(simulated.records(run, tmp_path / name, LIMIT))
+        records = list(simulated.records(run, out / name, LIMIT))
         assert [record["replies"] for record in records] == [SAMPLED] * 3
         model, square = expected_of(algorithm)
-        saved = read_tensors(tmp_path / name / "model.safetensors")
+        saved = read_tensors(out / name / "model.safetensors")
         assert saved is not None
         off = np.linalg.norm(saved[0]["model"].double().numpy() - model)
         assert off < 1e-6 * np.linalg.norm(model), name
         if square is not None:
-            until((tmp_path / name / "square.json").exists, "the end of the run")
-            assert json.loads((tmp_path / name / "square.json").read_text()) == pytest.approx(square, rel=1e-6), name
+            until((out / name / "square.json").exists, "the end of the run")
+            assert json.loads((out / name / "square.json").read_text()) == pytest.approx(square, rel=1e-6), name
 
 
 def test_no_telemetry_is_sent() -> None:

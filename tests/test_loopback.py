@@ -298,6 +298,7 @@ def test_ctrl_c_while_modules_are_imported_is_a_sentence(tmp_path: Path) -> None
     assert (errors, launcher.returncode) == ("stopped; the same command continues\n", 130)
 
 
+@pytest.mark.first
 def test_a_run_that_cannot_begin_says_why(tmp_path: Path) -> None:
     """The real thing: the folder of a run is locked. One sentence, the logs beside the results, no process left."""
     import fcntl

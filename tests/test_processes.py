@@ -158,7 +158,6 @@ with fedkin.experiments.processes.Processes(cores=2) as place:  # without a guar
 """
 
 
-@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT], ids=["kill -9", "Ctrl-C"])
 def test_processes_end_with_the_command(how: signal.Signals, tmp_path: Path) -> None:
     settings = {**GRID, "rounds": 100_000}

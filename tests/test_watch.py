@@ -99,7 +99,6 @@ def test_bad_folders_and_ports(tmp_path: Path) -> None:
         PageServer(tmp_path, 99_999)
 
 
-@pytest.mark.usefixtures("interruptible")
 def test_the_command_ends_with_a_sentence(tmp_path: Path) -> None:
     write_run(tmp_path, "a", FEDAVG)
     command = [sys.executable, "-c", "from fedkin.cli import main; main()", "watch", str(tmp_path)]

@@ -92,7 +92,7 @@ def save(figure: Figure, path_without_suffix: Path | str) -> list[Path]:
     stem.parent.mkdir(parents=True, exist_ok=True)
     # By default matplotlib writes the time into a PDF and its version into a PNG.
     metadata: dict[str, dict[str, None]] = {"png": {"Software": None}, "pdf": {"CreationDate": None}}
-    written = []
+    written, layout = [], figure.get_layout_engine()
     without_formulas(figure)
     with style():
         for suffix, entries in metadata.items():
@@ -102,6 +102,8 @@ def save(figure: Figure, path_without_suffix: Path | str) -> list[Path]:
             figure.savefig(content, format=suffix, dpi=200, metadata=entries)
             write_atomically(path, content.getvalue())
             written.append(path)
+            figure.set_layout_engine("none")  # the PDF has the layout of the PNG, which takes a while
+    figure.set_layout_engine(layout)
     return written
 
 
