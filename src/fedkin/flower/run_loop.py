@@ -245,12 +245,18 @@ class RunLoop(StrategySettings, flwr.serverapp.strategy.Strategy):
             "attempts": attempts,
             "asked": len(self._asked.messages),
             "replies": len(self._used),
-            "bytes_down": self.ledger.down,
-            "bytes_up": self.ledger.up,
+            "bytes_down": self._in_order(self.ledger.down),
+            "bytes_up": self._in_order(self.ledger.up),
             "refused": self.ledger.refused,
             **({"memory_lost": self.ledger.lost} if self.ledger.lost else {}),
             **({"left_out": self.ledger.left_out} if self.ledger.left_out else {}),
         }
+
+    def _in_order(self, counts: Mapping[str, int]) -> dict[str, int]:
+        """Bytes of each client, in the order of their numbers: records do not depend on who was quicker."""
+        names = self.nodes.roster.names
+        known = {name: counts[name] for name in names if name in counts}
+        return known | {name: count for name, count in counts.items() if name not in known}
 
     def _check_loops(self) -> None:
         """Raise if no node trains in the way that is on record: it would not do so in another attempt either."""
