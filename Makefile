@@ -47,7 +47,7 @@ types: $(READY)
 test: style  ## check and the tests
 	@said=$$(mktemp); trap 'kill $$types 2>/dev/null; rm -f "$$said"' EXIT; trap 'exit 130' INT TERM; \
 	echo '$(BIN)/mypy, beside the tests'; nice $(BIN)/mypy >"$$said" 2>&1 & types=$$!; \
-	$(BIN)/python -c 'import fedkin.engine.spaces.compiled, fedkin.engine.spaces.primal' \
+	$(BIN)/python -c 'import fedkin.engine.spaces.compiled, fedkin.engine.spaces.primal, fedkin.engine.spaces.scoring, fedkin.models.layer_kernels' \
 	&& $(BIN)/pytest -n 2 --dist worksteal; tests=$$?; \
 	wait $$types; typed=$$?; cat "$$said"; \
 	test $$typed = 0 || echo 'make test: the TYPES are wrong (see above; make types repeats it)'; \

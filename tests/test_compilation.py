@@ -18,13 +18,13 @@ pytest.importorskip("numba")
 import numba
 from numba.core import caching
 
+from fedkin.compiler import compilation
 from fedkin.engine import cohorts
-from fedkin.engine.spaces import compilation
 from fedkin.output import Sentences
 
 FACTOR, OTHER = 1234.5678, 4321.8765
 SOURCE = f"""
-from fedkin.engine.spaces.compilation import compiled
+from fedkin.compiler.compilation import compiled
 
 @compiled("float64(float64)")
 def scaled(x):
@@ -142,10 +142,10 @@ def test_code_compiled_from_other_sources_is_not_used(
     tiny: Callable[[], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Numba itself would not notice: the code of `vectors` is part of functions in `kernels`."""
-    package, copies = Path(compilation.__file__).parent, tmp_path / "package"
-    copies.mkdir()
+    package, copies = Path(compilation.__file__).parents[1], tmp_path / "package"
     for name in compilation.COMPILED_SOURCES:
-        shutil.copy(package / name, copies)
+        (copies / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(package / name, copies / name)
     monkeypatch.setattr("importlib.resources.files", lambda _: copies)
     try:
         for name in compilation.COMPILED_SOURCES:
@@ -161,11 +161,15 @@ def test_code_compiled_from_other_sources_is_not_used(
 
 def test_sources_are_all_modules_that_are_compiled() -> None:
     """Those with code for Numba, and what they import of this package."""
-    folder = Path(compilation.__file__).parent
-    for name in ("kernels.py", "inner_loops.py", "primal_kernels.py", "primal_loops.py", "vectors.py"):
-        for line in (folder / name).read_text().splitlines():
-            if line.startswith("from fedkin.engine.spaces."):
-                assert f"{line.split()[1].rpartition('.')[2]}.py" in compilation.COMPILED_SOURCES
+    package = Path(compilation.__file__).parents[1]
+    users = [path for path in package.rglob("*.py") if "@compiled(" in path.read_text()]
+    assert len(users) >= 6
+    used = {str(path.relative_to(package)) for path in users}
+    for path in users:
+        for line in path.read_text().splitlines():
+            if line.startswith(("from fedkin.engine.spaces.", "from fedkin.compiler.")):
+                used.add("/".join(line.split()[1].split(".")[1:]) + ".py")
+    assert used - {"engine/spaces/compiled.py", "engine/spaces/script.py"} <= set(compilation.COMPILED_SOURCES)
 
 
 def full(*_: Any) -> None:

@@ -15,11 +15,11 @@ from fedkin.models import MLP, CrossEntropy, Linear, Logistic, Loss, Squared
 
 pytest.importorskip("numba")
 
+from fedkin.compiler.vectors import LANE, WIDE
 from fedkin.engine.spaces import primal_kernels as kernels
 from fedkin.engine.spaces import program_kernels
 from fedkin.engine.spaces.primal import network_of
 from fedkin.engine.spaces.primal_loops import CACHE_LINE, SAMPLES, TALL, TALLEST
-from fedkin.engine.spaces.vectors import LANE, WIDE
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:

@@ -12,6 +12,7 @@ PACKAGE = ROOT / "src" / "fedkin"
 ORDER = [
     {"errors", "types"},
     {"files", "buffers", "output", "imports", "memory", "markup", "cores"},
+    {"compiler"},
     {"data"},
     {"graph"},
     {"models"},

@@ -3,7 +3,6 @@
 A cohort fits into the cache: a single large client, or many small ones stacked.
 """
 
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedkin.algorithms.local import Local
+from fedkin.compiler.loading import if_compiled
 from fedkin.engine.spaces.fused import Fused
 from fedkin.engine.spaces.plain import Plain, is_run
 from fedkin.engine.spaces.samples import FEW, Samples
@@ -124,18 +124,14 @@ class Steps:
 @cache
 def compiled_spaces() -> tuple[type[Samples], type[Player]] | None:
     """Sample space and parameters with compiled rounds; None if Numba is not installed or does not work."""
-    try:
+
+    def load() -> tuple[type[Samples], type[Player]]:
         from fedkin.engine.spaces.compiled import Compiled
         from fedkin.engine.spaces.primal import Primal
-    except ImportError:
-        return None
-    except Exception as error:  # whatever the compiler raises
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        warnings.warn(
-            f"Numba cannot compile the local steps ({reason}), so they take longer: reinstall it", stacklevel=2
-        )
-        return None
-    return Compiled, Primal
+
+        return Compiled, Primal
+
+    return if_compiled(load)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,9 @@ losses.py   the loss of a target: classes, one of two classes, or a number
 layered.py  softmax, logistic or linear regression and a network with one hidden layer, with gradients derived by hand
 mixture.py  a mixture of models
 module.py   any `torch.nn.Module`
+copies.py   its copies, one for each thread
+blocks.py   layers of a module that are computed in one pass; needs Numba and is imported on demand
+layer_kernels.py  the same compiled
 dense.py    modules that are one of those two, whatever their code looks like
 stacks.py   a function of one client, computed for a stack of clients
 build.py    the model of a federation by name, import path or object

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fedkin.errors import BadInput, in_short, is_out_of_memory
 from fedkin.models.base import seeded
+from fedkin.models.copies import Copy, largest_output, trained_parameters
 from fedkin.models.dense import dense_form
 from fedkin.models.layered import MLP, Linear
 from fedkin.models.losses import CROSS_ENTROPY, Loss
@@ -20,6 +21,9 @@ from fedkin.models.stacks import at_once, one_by_one
 # Several clients are computed at once with `torch.func.vmap`, which saves calls but runs slower kernels: it pays for
 # more than FEW_CLIENTS clients whose batches have at most SMALL_BATCH numbers in the largest layer.
 FEW_CLIENTS, SMALL_BATCH = 3, 1 << 15
+
+# What a module does in blocks is compared with what it does on so many samples.
+TRIED, AGREEMENT = 3, 1e-3
 
 
 @dataclass(frozen=True)
@@ -46,14 +50,14 @@ class Module:
     activations: int = field(init=False, repr=False, compare=False)
     channels_last: bool = field(init=False, repr=False, compare=False)
     _shapes: dict[str, torch.Size] = field(init=False, repr=False, compare=False)
-    _idle: list["Copy"] = field(default_factory=list, init=False, repr=False, compare=False)
+    _idle: list[Copy] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         net = self._built(0)
         like = torch.zeros if self.dtype == torch.int64 else torch.ones
         try:
             with torch.no_grad(), seeded(0):
-                with _largest_output(net) as largest:
+                with largest_output(net) as largest:
                     out = net.eval()(torch.zeros(2, *self.shape, dtype=self.dtype))
                 before = {name: buffer.clone() for name, buffer in net.named_buffers()}
                 first, again = (net.train()(like(2, *self.shape, dtype=self.dtype)) for _ in range(2))
@@ -81,7 +85,7 @@ class Module:
         object.__setattr__(self, "parallel", torch.equal(first, again))
         object.__setattr__(self, "activations", max(largest[0] // 2, math.prod(self.shape)))
         object.__setattr__(self, "net", net)
-        object.__setattr__(self, "_shapes", {name: p.shape for name, p in _trained(net).items()})
+        object.__setattr__(self, "_shapes", {name: p.shape for name, p in trained_parameters(net).items()})
         object.__setattr__(self, "channels_last", self._can_have_channels_last())
 
     def _built(self, seed: int) -> nn.Module:
@@ -91,7 +95,7 @@ class Module:
             raise BadInput(f"the model factory returned a {type(net).__name__}: return a torch.nn.Module")
         if not any(True for _ in net.parameters()):
             raise BadInput("the module has no parameters: give one that can be trained")
-        if not _trained(net):
+        if not trained_parameters(net):
             raise BadInput("all parameters of the module are frozen: set requires_grad = True for those to be trained")
         return net.float()
 
@@ -105,12 +109,44 @@ class Module:
         w, x, y = self.start(0), torch.ones(2, math.prod(self.shape)), torch.zeros(2, dtype=torch.int64)
         try:
             with seeded(0), self._borrowed(w.device, training=True) as own:
-                usual, other = (self._gradient_of_one(own, last, w, x, y, torch.ones(2)) for last in (False, True))
+                usual, other = (
+                    self._gradient_of_one(own, own.net, last, w, x, y, torch.ones(2)) for last in (False, True)
+                )
         except Exception as error:  # whatever the module raises
             if is_out_of_memory(error):
                 raise
             return False
         return not self.parallel or torch.allclose(usual, other, rtol=1e-3, atol=1e-5)
+
+    @cached_property
+    def fused(self) -> bool:
+        """Whether the module does the same in blocks (`fedkin.models.blocks`), with images in the channels-last format.
+
+        It is tried with a few random images when it is needed: loading compiled code takes a second.
+        """
+        if not self.parallel or len(self.shape) != 3 or self.dtype != torch.float32:
+            return False
+        generator = torch.Generator().manual_seed(0)
+        x = torch.rand(TRIED, math.prod(self.shape), generator=generator)
+        w, y = self.start(0), torch.arange(TRIED) % max(2, self.outputs)
+        pairs = []
+        try:
+            with self._borrowed(w.device, training=True) as own:
+                if own.blocks is None:
+                    return False
+                both = ((own.net, False), (own.blocks, True))
+                given = (w, x, y, torch.full((TRIED,), 1 / TRIED))
+                pairs.append([self._gradient_of_one(own, *way, *given) for way in both])
+                for training in (True, False):
+                    own.prepare(w.device, training)
+                    for count in (TRIED, 1):  # the path through the code may depend on the number
+                        with torch.no_grad(), own.holding(w):
+                            pairs.append([net(self._samples(x[:count], in_last)) for net, in_last in both])
+        except Exception as error:  # whatever the module raises
+            if is_out_of_memory(error):
+                raise
+            return False
+        return all(bool((a - b).norm() <= AGREEMENT * a.norm()) for a, b in pairs)
 
     def _is_sample_by_sample(self) -> bool:
         """Whether the scores of a sample do not depend on others, as with statistics of the batch.
@@ -165,7 +201,7 @@ class Module:
 
     def start(self, seed: int) -> Tensor:
         """The parameters with which the module is built under the seed."""
-        return torch.cat([p.detach().reshape(-1) for p in _trained(self._built(seed)).values()])
+        return torch.cat([p.detach().reshape(-1) for p in trained_parameters(self._built(seed)).values()])
 
     def named(self, w: Tensor) -> dict[str, Tensor]:
         """The flat vector (P,) as the module's named parameters; of tied ones, the first name."""
@@ -173,7 +209,7 @@ class Module:
         return {name: piece.view(s) for (name, s), piece in zip(self._shapes.items(), pieces, strict=True)}
 
     @contextmanager
-    def _borrowed(self, device: torch.device, training: bool) -> Iterator["Copy"]:
+    def _borrowed(self, device: torch.device, training: bool) -> Iterator[Copy]:
         """A copy of the module that no other thread uses."""
         try:
             own = self._idle.pop()
@@ -202,11 +238,11 @@ class Module:
                 return at_once(lambda w, x: self._scores(own.function(self.named(w), self._samples(x))), w, x)
 
             def of_one(w: Tensor, x: Tensor) -> Tensor:
-                def scores(in_last: bool) -> Tensor:
+                def scores(net: nn.Module, in_last: bool) -> Tensor:
                     with torch.no_grad(), own.holding(w):
-                        return self._scores(own.net(self._samples(x, in_last)))
+                        return self._scores(net(self._samples(x, in_last)))
 
-                return self._first_that_works("channels_last", self.channels_last, scores)
+                return self._fastest(own, x, scores)
 
             if w.requires_grad:
                 return together()
@@ -220,9 +256,7 @@ class Module:
         with self._borrowed(w.device, training=True) as own:
 
             def of_one(*given: Tensor) -> Tensor:
-                return self._first_that_works(
-                    "channels_last", self.channels_last, lambda fast: self._gradient_of_one(own, fast, *given)
-                )
+                return self._fastest(own, x, lambda net, in_last: self._gradient_of_one(own, net, in_last, *given))
 
             def all_of(fast: bool) -> Tensor:
                 if fast:
@@ -230,6 +264,23 @@ class Module:
                 return one_by_one(of_one, w, x, y, weight)
 
             return self._first_that_works("stackable", self._is_small(w, x), all_of)
+
+    def _fastest(self, own: Copy, x: Tensor, way: Callable[[nn.Module, bool], Tensor]) -> Tensor:
+        """What is computed for one client, from the module to use and whether images are in the channels-last format.
+
+        Blocks pay for the same batches that are not computed together with others.
+        """
+
+        def usual(in_last: bool) -> Tensor:
+            return way(own.net, in_last)
+
+        def fused(fast: bool) -> Tensor:
+            if fast and own.blocks is not None:
+                return way(own.blocks, True)
+            return self._first_that_works("channels_last", self.channels_last, usual)
+
+        large = x.device.type == "cpu" and x.shape[-2] * self.activations > SMALL_BATCH
+        return self._first_that_works("fused", large and self.fused, fused)
 
     def _first_that_works(self, trait: str, fast: bool, way: Callable[[bool], Tensor]) -> Tensor:
         """The result of the fast way; where the module fails in it, the plain way's, now and from now on.
@@ -248,7 +299,7 @@ class Module:
     def _is_small(self, w: Tensor, x: Tensor) -> bool:
         return math.prod(w.shape[:-1]) > FEW_CLIENTS and self.stacks(x.shape[-2])
 
-    def _derivative(self, own: "Copy") -> Callable[..., Tensor]:
+    def _derivative(self, own: Copy) -> Callable[..., Tensor]:
         """The gradient at one client, as a function that can be mapped over clients."""
 
         def loss(w: Tensor, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
@@ -257,73 +308,15 @@ class Module:
 
         return torch.func.grad(loss)
 
-    def _gradient_of_one(self, own: "Copy", in_last: bool, w: Tensor, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+    def _gradient_of_one(
+        self, own: Copy, net: nn.Module, in_last: bool, w: Tensor, x: Tensor, y: Tensor, weight: Tensor
+    ) -> Tensor:
         """The gradient at one client: with r the derivative of the loss by the scores z, ∇_w Σ r z with r constant.
 
         `torch.func.grad` would take formulas that can be differentiated again: for GroupNorm, twice the time.
         """
         with torch.enable_grad(), own.holding(w):
-            z = self._scores(own.net(self._samples(x, in_last)))
+            z = self._scores(net(self._samples(x, in_last)))
             r = self.loss.residual(z.detach(), y, weight)
             parts = torch.autograd.grad((z * r).sum(), own.trained, materialize_grads=True)
         return torch.cat([part.reshape(-1) for part in parts])
-
-
-class Copy:
-    """A copy of a module for one thread. While it computes, its parameters are views of a flat vector.
-
-    net      the module
-    trained  its parameters that are not frozen
-    """
-
-    def __init__(self, net: nn.Module) -> None:
-        self.net, self.device = net, torch.device("cpu")
-        self.trained = list(_trained(net).values())
-        self._shapes = [p.shape for p in self.trained]
-        self._sizes = [p.numel() for p in self.trained]
-
-    def prepare(self, device: torch.device, training: bool) -> None:
-        """Set the mode and move the constants to a device."""
-        if self.device != device:
-            self.net.to(device)
-            self.device = device
-        if self.net.training != training:
-            self.net.train(training)
-
-    @contextmanager
-    def holding(self, w: Tensor) -> Iterator[None]:
-        """With parameters w (P,). Afterwards the copy holds none: the memory of w may be used for something else."""
-        for p, shape, piece in zip(self.trained, self._shapes, torch.split(w, self._sizes), strict=True):
-            p.data = piece.view(shape)
-        try:
-            yield
-        finally:
-            for p in self.trained:
-                p.data = w.new_empty(0)
-
-    def function(self, named: dict[str, Tensor], samples: Tensor) -> Tensor:
-        """The output as a function of the parameters, for `torch.func`."""
-        out: Tensor = torch.func.functional_call(self.net, named, (samples,))
-        return out
-
-
-def _trained(net: nn.Module) -> dict[str, Tensor]:
-    """The parameters that are not frozen, by name; of tied ones, the first name."""
-    return {name: p for name, p in net.named_parameters() if p.requires_grad}
-
-
-@contextmanager
-def _largest_output(net: nn.Module) -> Iterator[list[int]]:
-    """The size of the largest output of a layer inside the block, as the only entry of a list."""
-    largest = [0]
-
-    def count(layer: nn.Module, given: object, out: object) -> None:
-        if isinstance(out, Tensor):
-            largest[0] = max(largest[0], out.numel())
-
-    hooks = [layer.register_forward_hook(count) for layer in net.modules()]
-    try:
-        yield largest
-    finally:
-        for hook in hooks:
-            hook.remove()

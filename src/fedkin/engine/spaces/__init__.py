@@ -19,8 +19,6 @@ program.py         `Program`: steps with several gradients as matrices
 program_kernels.py the same compiled, on parameters
 batchwise.py       `Batchwise`: steps whose gradients are all of one batch, in products of its samples
 batchwise_kernels.py the same compiled
-vectors.py         SIMD code for them
-compilation.py     compilation by Numba, cached on disk
 """
 
 from fedkin.engine.spaces.combination import Combination

@@ -4,8 +4,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedkin.compiler.compilation import compiled
+from fedkin.compiler.vectors import NUMBER, WIDE
 from fedkin.engine.spaces.batchwise import Batchwise
-from fedkin.engine.spaces.compilation import compiled
 from fedkin.engine.spaces.primal_kernels import (
     STRIP,
     Network,
@@ -20,7 +21,6 @@ from fedkin.engine.spaces.primal_kernels import (
 )
 from fedkin.engine.spaces.primal_loops import SAMPLES, TALL
 from fedkin.engine.spaces.program import Program
-from fedkin.engine.spaces.vectors import NUMBER, WIDE
 
 
 @compiled("(int64[::1], int64[::1], int64, int64, float32[:, :, ::1])")

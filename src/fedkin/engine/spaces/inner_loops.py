@@ -3,7 +3,7 @@
 from itertools import product
 from typing import Any
 
-from fedkin.engine.spaces.vectors import ADDRESS, ADDRESS_TYPE, LANE, NUMBER, VECTOR, VectorWriter, vector_code
+from fedkin.compiler.vectors import ADDRESS, ADDRESS_TYPE, LANE, NUMBER, VECTOR, VectorWriter, vector_code
 
 WIDTH = 2 * LANE  # columns of a panel
 LINE = 4 * WIDTH  # bytes of a row of a panel

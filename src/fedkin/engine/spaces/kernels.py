@@ -18,7 +18,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedkin.engine.spaces.compilation import compiled
+from fedkin.compiler.compilation import compiled
+from fedkin.compiler.vectors import LANE, NUMBER
 from fedkin.engine.spaces.inner_loops import (
     LINE,
     MOST,
@@ -35,7 +36,6 @@ from fedkin.engine.spaces.inner_loops import (
     turn_samples,
 )
 from fedkin.engine.spaces.recipe import Recipe
-from fedkin.engine.spaces.vectors import LANE, NUMBER
 
 # -- rows times panels -------------------------------------------------------------------------------------------------
 

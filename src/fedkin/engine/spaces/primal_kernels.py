@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedkin.engine.spaces.compilation import compiled
+from fedkin.compiler.compilation import compiled
+from fedkin.compiler.vectors import ADDRESS, NUMBER, WIDE
 from fedkin.engine.spaces.kernels import addresses
 from fedkin.engine.spaces.primal_loops import (
     CACHE_LINE,
@@ -30,7 +31,6 @@ from fedkin.engine.spaces.primal_loops import (
     sums_of,
 )
 from fedkin.engine.spaces.recipe import Recipe
-from fedkin.engine.spaces.vectors import ADDRESS, NUMBER, WIDE
 
 STRIP = PAIR * WIDE  # columns of a tile of sums
 BLOCK, BLOCK_NUMBERS = 64, 1 << 16  # most samples and numbers of a block; half as many samples for a small layer

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from fedkin.engine.spaces.vectors import ADDRESS, ADDRESS_TYPE, LANE, NUMBER, WIDE, VectorWriter, vector_code
+from fedkin.compiler.vectors import ADDRESS, ADDRESS_TYPE, LANE, NUMBER, WIDE, VectorWriter, vector_code
 
 # Of 16 registers, ten are for sums, of the 32 of wide vectors twenty: enough to hide the latency of an addition, and
 # most layers have a multiple of five or ten outputs, or many.

@@ -9,12 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedkin.engine.spaces.compilation import compiled
+from fedkin.compiler.compilation import compiled
+from fedkin.compiler.vectors import NUMBER, WIDE
 from fedkin.engine.spaces.kernels import addresses
 from fedkin.engine.spaces.primal_kernels import Network, OrderedSamples, add_gradient, mix, workspace, zeros
 from fedkin.engine.spaces.primal_loops import add_square
 from fedkin.engine.spaces.program import Program
-from fedkin.engine.spaces.vectors import NUMBER, WIDE
 
 PIECE = 2048  # numbers of a vector that stay in a core's nearest cache while others are added
 

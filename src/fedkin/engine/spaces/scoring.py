@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedkin.engine.spaces.compilation import compiled
+from fedkin.compiler.compilation import compiled
+from fedkin.compiler.vectors import NUMBER
 from fedkin.engine.spaces.primal_kernels import STRIP, layer_scores
 from fedkin.engine.spaces.primal_loops import SAMPLES
-from fedkin.engine.spaces.vectors import NUMBER
 
 SCORED_AT_ONCE = 64  # samples that are scored at once: they stay in a core's cache for all models
 

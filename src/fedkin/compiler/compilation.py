@@ -30,10 +30,13 @@ if config.DISABLE_JIT:  # type: ignore[attr-defined] # it is set at run time
     raise ImportError("compiled steps are switched off by NUMBA_DISABLE_JIT")
 
 OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
+SPACES = (
+    *("kernels", "inner_loops", "primal_kernels", "primal_loops", "program_kernels", "batchwise_kernels"),
+    *("recipe", "program", "batchwise", "scoring"),
+)
 COMPILED_SOURCES = (
-    *("kernels.py", "inner_loops.py", "primal_kernels.py", "primal_loops.py"),
-    *("program_kernels.py", "batchwise_kernels.py", "recipe.py", "program.py", "batchwise.py"),
-    *("scoring.py", "vectors.py", "compilation.py"),
+    *(f"engine/spaces/{name}.py" for name in SPACES),
+    *("models/layer_kernels.py", "compiler/vectors.py", "compiler/compilation.py"),
 )
 
 
@@ -125,5 +128,5 @@ def sources_digest() -> bytes:
     """A digest of everything that is compiled."""
     found = blake2b()
     for name in COMPILED_SOURCES:
-        found.update((resources.files(__package__) / name).read_bytes())
+        found.update((resources.files("fedkin") / name).read_bytes())
     return found.digest()

@@ -38,7 +38,7 @@ class VectorWriter:
 
     def __init__(self, builder: Any, lane: int = LANE) -> None:
         self.builder, self.lane, self.bytes = builder, lane, NUMBER * lane
-        self.type = ir.VectorType(NUMBER_TYPE, lane)
+        self.type, self.word_type = ir.VectorType(NUMBER_TYPE, lane), ir.VectorType(WORD_TYPE, lane)
         self._multiply_add = self._builtin(f"llvm.fma.v{lane}f32", self.type, *[self.type] * 3)
         self._prefetch = self._builtin("llvm.prefetch.p0", ir.VoidType(), BYTES_TYPE, *[WORD_TYPE] * 3)
         self.zero = self.constant(0.0)
@@ -50,17 +50,28 @@ class VectorWriter:
     def at(self, start: Any, *steps: tuple[Any, Any]) -> Any:
         """The address start + Σ step·times."""
         for step, times in steps:
-            both = [ir.Constant(ADDRESS_TYPE, n) if isinstance(n, int) else n for n in (step, times)]
+            both = [self.number(n) if isinstance(n, int) else n for n in (step, times)]
             start = self.builder.add(start, self.builder.mul(*both))
         return start
 
-    def load(self, address: Any, kind: Any = None) -> Any:
+    def load(self, address: Any, kind: Any = None, align: int = NUMBER) -> Any:
         """Load a vector, or a value of another type."""
-        return self.builder.load(self.builder.inttoptr(address, (kind or self.type).as_pointer()), align=NUMBER)
+        return self.builder.load(self.builder.inttoptr(address, (kind or self.type).as_pointer()), align=align)
 
     def store(self, vector: Any, address: Any) -> None:
         """Store a vector."""
         self.builder.store(vector, self.builder.inttoptr(address, self.type.as_pointer()), align=NUMBER)
+
+    def load_bytes(self, address: Any) -> Any:
+        """Load a byte for each number, as a vector of words."""
+        found = self.load(address, ir.VectorType(ir.IntType(8), self.lane), 1)
+        return self.builder.zext(found, self.word_type)
+
+    def store_bytes(self, words: Any, address: Any) -> None:
+        """Store the lowest byte of each word."""
+        kind = ir.VectorType(ir.IntType(8), self.lane)
+        place = self.builder.inttoptr(address, kind.as_pointer())
+        self.builder.store(self.builder.trunc(words, kind), place, align=1)
 
     def spread(self, address: Any) -> Any:
         """Load a number and broadcast it."""
@@ -111,13 +122,21 @@ class VectorWriter:
         """A vector with the same number in all places."""
         return ir.Constant(self.type, [number] * self.lane)
 
+    def words(self, number: int) -> Any:
+        """A vector of words with the same number in all places."""
+        return ir.Constant(self.word_type, [number] * self.lane)
+
+    def number(self, value: int) -> Any:
+        """A number to compute addresses with."""
+        return ir.Constant(ADDRESS_TYPE, value)
+
     def larger(self, one: Any, other: Any) -> Any:
         """The elementwise maximum; `one` if they cannot be compared, so that a NaN in `one` is kept."""
         return self.builder.select(self.builder.fcmp_ordered("<", one, other), other, one)
 
     def exp(self, x: Any) -> Any:
         """eˣ for x ≤ 0, as 2ⁿ·e^f with integer n and |f| ≤ ln 2 / 2, by the Taylor series of order 7."""
-        builder, words = self.builder, ir.VectorType(WORD_TYPE, self.lane)
+        builder = self.builder
         x = self.larger(x, self.constant(-87.0))  # eˣ is about the smallest normal float32 there
         # Adding 1.5·2²³ rounds to an integer, which is then in the last bits.
         large = self.constant(1.5 * 2**23)
@@ -130,8 +149,8 @@ class VectorWriter:
         for k in reversed(range(7)):
             series = self.multiply_add(series, f, self.constant(1 / math.factorial(k)))
         # The exponent of a float32 starts at bit 23 and is 127 for 2⁰.
-        exponent = builder.shl(builder.bitcast(rounded, words), ir.Constant(words, [23] * self.lane))
-        power = builder.bitcast(builder.add(exponent, ir.Constant(words, [127 << 23] * self.lane)), self.type)
+        exponent = builder.shl(builder.bitcast(rounded, self.word_type), self.words(23))
+        power = builder.bitcast(builder.add(exponent, self.words(127 << 23)), self.type)
         return builder.fmul(series, power)
 
     def fetch(self, address: Any) -> None:
