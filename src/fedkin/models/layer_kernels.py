@@ -6,7 +6,7 @@ do not overlap. SIMD vectors are of consecutive channels: the last one overlaps 
 not divide the channels, and numbers of both are written twice.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,14 +15,15 @@ import numpy as np
 from fedkin.compiler.compilation import compiled
 from fedkin.compiler.vectors import LANE, NUMBER, VectorWriter, vector_code
 
-FEWEST_CHANNELS = LANE
+VECTOR_LENGTHS = (LANE, LANE // 2)  # numbers per vector; shorter ones for few channels
+FEWEST_CHANNELS = VECTOR_LENGTHS[-1]
 WINDOWS = (1, 2, 3)  # k
 IDLE = 255  # instead of a position in the window, if y is the floor
 
 # -- innermost loops ---------------------------------------------------------------------------------------------------
 
 
-def _write_moments(v: VectorWriter, *places: Any) -> None:
+def _write_moments(v: VectorWriter, _: int, *places: Any) -> None:
     """Code for Σ d and Σ d² over pixels, with d = x − x₀: that of the first pixel is nearer to the mean than 0 is."""
     x, pixel, pixels, first, sums, squares = places
     begin = v.load(x)
@@ -34,9 +35,6 @@ def _write_moments(v: VectorWriter, *places: Any) -> None:
     total, square = v.loop(pixels, [v.zero, v.zero], add)
     for value, place in ((begin, first), (total, sums), (square, squares)):
         v.store(value, place)
-
-
-moments_of = vector_code(_write_moments)
 
 
 def _over_windows(v: VectorWriter, size: int, pixel: Any, row: Any, down: Any, across: Any) -> Callable[..., list[Any]]:
@@ -117,26 +115,38 @@ def _write_derivatives(v: VectorWriter, size: int, *places: Any, normed: bool) -
     _over_windows(v, size, pixel, row, down, across)([], window)
 
 
-def _of_any_size(write: Callable[..., None]) -> Any:
-    """Code for windows of every size. The size is the first argument."""
+def _of_any_form(write: Callable[..., None], windows: Sequence[int]) -> Any:
+    """Code for windows of every size, and vectors of every length. The first two arguments are k and the length."""
 
-    def write_all(v: VectorWriter, size: Any, *places: Any) -> None:
-        v.choose(size, {k: partial(write, v, k, *places) for k in WINDOWS})
+    def write_all(v: VectorWriter, size: Any, lane: Any, *places: Any) -> None:
+        forms = {
+            LANE * k + lane: partial(write, VectorWriter(v.builder, lane), k, *places)
+            for k in windows
+            for lane in VECTOR_LENGTHS
+        }
+        v.choose(v.at(lane, (LANE, size)), forms)
 
     return vector_code(write_all)
 
 
-largest_of, products_of = _of_any_size(_write_largest), _of_any_size(_write_products)
-derivatives_of = _of_any_size(partial(_write_derivatives, normed=True))
-plain_derivatives_of = _of_any_size(partial(_write_derivatives, normed=False))
+moments_of = _of_any_form(_write_moments, [1])
+largest_of, products_of = _of_any_form(_write_largest, WINDOWS), _of_any_form(_write_products, WINDOWS)
+derivatives_of = _of_any_form(partial(_write_derivatives, normed=True), WINDOWS)
+plain_derivatives_of = _of_any_form(partial(_write_derivatives, normed=False), WINDOWS)
 
 # -- layers ------------------------------------------------------------------------------------------------------------
 
 
-@compiled("int64(int64, int64)")
-def _vector_start(number, channels):  # type: ignore[no-untyped-def]
+@compiled("(int64,)")
+def _length(channels):  # type: ignore[no-untyped-def]
+    """How many channels a vector has."""
+    return VECTOR_LENGTHS[0] if channels >= VECTOR_LENGTHS[0] else VECTOR_LENGTHS[1]
+
+
+@compiled("(int64, int64, int64)")
+def _vector_start(number, lane, channels):  # type: ignore[no-untyped-def]
     """The offset of a vector of channels in bytes."""
-    return NUMBER * min(number * LANE, channels - LANE)
+    return NUMBER * min(number * lane, channels - lane)
 
 
 @compiled(
@@ -149,7 +159,8 @@ def block_values(x, size, gain, bias, groups, eps, floor, out, which, moments): 
     groups  G (0: x is not normalised; there are no moments)
     """
     samples, height, width, channels = x.shape
-    vectors = (channels + LANE - 1) // LANE
+    lane = _length(channels)
+    vectors = (channels + lane - 1) // lane
     pixel, row, pixels = NUMBER * channels, NUMBER * channels * width, height * width
     scale, shift = np.ones(channels, dtype=np.float32), np.zeros(channels, dtype=np.float32)
     least = np.full(1, floor, dtype=np.float32)
@@ -158,9 +169,9 @@ def block_values(x, size, gain, bias, groups, eps, floor, out, which, moments): 
         start = x[n].ctypes.data
         if groups > 0:
             for number in range(vectors):
-                c = _vector_start(number, channels)
+                c = _vector_start(number, lane, channels)
                 into = (first.ctypes.data + c, sums.ctypes.data + c, squares.ctypes.data + c)
-                moments_of((start + c, pixel, pixels, into[0], into[1], into[2]))
+                moments_of((1, lane, start + c, pixel, pixels, into[0], into[1], into[2]))
             each = channels // groups
             for group in range(groups):
                 mean, variance = 0.0, 0.0
@@ -176,11 +187,11 @@ def block_values(x, size, gain, bias, groups, eps, floor, out, which, moments): 
                     scale[c] = gain[c] * factor
                     shift[c] = bias[c] - mean * factor * gain[c]
         for number in range(vectors):
-            c = _vector_start(number, channels)
+            c = _vector_start(number, lane, channels)
             by = (scale.ctypes.data + c, shift.ctypes.data + c, least.ctypes.data)
             to = (out[n].ctypes.data + c, which[n].ctypes.data + c // NUMBER)
             windows = (start + c, pixel, row, height // size, width // size)
-            largest_of((size, *windows, by[0], by[1], by[2], to[0], to[1], channels))
+            largest_of((size, lane, *windows, by[0], by[1], by[2], to[0], to[1], channels))
 
 
 @compiled(
@@ -194,7 +205,8 @@ def block_derivatives(x, size, gain, groups, given, which, moments, out, into): 
     x̂·mean(gain·g·x̂)). If x is not normalised, its values are not looked at.
     """
     samples, height, width, channels = out.shape
-    vectors = (channels + LANE - 1) // LANE
+    lane = _length(channels)
+    vectors = (channels + lane - 1) // lane
     pixel, row = NUMBER * channels, NUMBER * channels * width
     scale = np.ones(channels, dtype=np.float32)
     slope, shift, sums, products = np.zeros((4, channels), dtype=np.float32)
@@ -202,10 +214,10 @@ def block_derivatives(x, size, gain, groups, given, which, moments, out, into): 
     for n in range(samples):
         if groups > 0:
             for number in range(vectors):
-                c = _vector_start(number, channels)
+                c = _vector_start(number, lane, channels)
                 windows = (x[n].ctypes.data + c, pixel, row, height // size, width // size)
                 of = (given[n].ctypes.data + c, which[n].ctypes.data + c // NUMBER, channels)
-                products_of((size, *windows, *of, sums.ctypes.data + c, products.ctypes.data + c))
+                products_of((size, lane, *windows, *of, sums.ctypes.data + c, products.ctypes.data + c))
             each = channels // groups
             count = np.float64(each * height * width)
             for group in range(groups):
@@ -226,12 +238,12 @@ def block_derivatives(x, size, gain, groups, given, which, moments, out, into): 
                 for c in range(channels):
                     out[n, i, j, c] = slope[c] * x[n, i, j, c] + shift[c] if groups > 0 else np.float32(0)
         for number in range(vectors):
-            c = _vector_start(number, channels)
+            c = _vector_start(number, lane, channels)
             tiles = (pixel, row, height // size, width // size)
             of = (given[n].ctypes.data + c, which[n].ctypes.data + c // NUMBER, channels)
             by = (scale.ctypes.data + c, slope.ctypes.data + c, shift.ctypes.data + c)
             to = out[n].ctypes.data + c
             if groups > 0:
-                derivatives_of((size, x[n].ctypes.data + c, *tiles, *of, *by, to))
+                derivatives_of((size, lane, x[n].ctypes.data + c, *tiles, *of, *by, to))
             else:
-                plain_derivatives_of((size, to, *tiles, *of, *by, to))
+                plain_derivatives_of((size, lane, to, *tiles, *of, *by, to))
