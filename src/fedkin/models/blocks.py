@@ -132,7 +132,7 @@ def in_blocks(net: nn.Module) -> nn.Module | None:
     return fx.GraphModule({**_called(graph, named), **found}, graph)
 
 
-Step = nn.GroupNorm | nn.ReLU | nn.MaxPool2d
+PlainLayer = nn.GroupNorm | nn.ReLU | nn.MaxPool2d
 
 
 def _called(graph: fx.Graph, named: dict[str, nn.Module]) -> dict[str, Any]:
@@ -147,11 +147,11 @@ def _called(graph: fx.Graph, named: dict[str, nn.Module]) -> dict[str, Any]:
     return used
 
 
-def _runs(graph: fx.Graph, named: dict[str, nn.Module]) -> Iterator[list[tuple[fx.Node, Step]]]:
+def _runs(graph: fx.Graph, named: dict[str, nn.Module]) -> Iterator[list[tuple[fx.Node, PlainLayer]]]:
     """Runs of layers that a block can replace."""
     taken: set[fx.Node] = set()
     for node in graph.nodes:
-        run: list[tuple[fx.Node, Step]] = []
+        run: list[tuple[fx.Node, PlainLayer]] = []
         following: fx.Node | None = node
         while following is not None and following not in taken:
             step = _step(following, named)
@@ -166,7 +166,7 @@ def _runs(graph: fx.Graph, named: dict[str, nn.Module]) -> Iterator[list[tuple[f
             yield run
 
 
-def _step(node: fx.Node, named: dict[str, nn.Module]) -> Step | None:
+def _step(node: fx.Node, named: dict[str, nn.Module]) -> PlainLayer | None:
     """The layer that a node computes, if a block can compute it."""
     given = (node.args[1:], node.kwargs)
     if node.op == "call_module":
@@ -204,7 +204,7 @@ def _is_dtype(argument: Any) -> bool:
     return isinstance(argument, torch.dtype)
 
 
-def _block(steps: list[Step]) -> LayerBlock:
+def _block(steps: list[PlainLayer]) -> LayerBlock:
     norm = next((step for step in steps if isinstance(step, nn.GroupNorm)), None)
     pool = next((step for step in steps if isinstance(step, nn.MaxPool2d)), None)
     size = 1 if pool is None else _one(pool.kernel_size)
