@@ -14,6 +14,7 @@ import torch
 from command_line import Command, Refusal
 from fedkin.algorithms import ClientRows
 from fedkin.data.federation import Federation, from_rows
+from fedkin.engine import cohorts
 from fedkin.engine.simulation import State
 from fedkin.types import Tensors
 
@@ -45,6 +46,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _no_waiting_for_disks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files of tests need not survive a power failure, and a disk takes milliseconds to say that each would."""
     monkeypatch.setattr(os, "fsync", lambda _: None)
+
+
+@pytest.fixture
+def calls_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small clients are in sample space in any order of their samples, as large ones are."""
+    monkeypatch.setattr(cohorts, "STEP_CALLS", 0.0)
 
 
 @pytest.fixture

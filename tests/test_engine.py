@@ -49,6 +49,29 @@ LOCALS = [
 ]
 
 
+def test_shuffled_clients_take_their_steps_together_unless_they_are_wide() -> None:
+    """Batches of 16 of 48 samples: 15 steps in five epochs, whose calls cost each client 15 · 10⁶ in sample space.
+
+    With 64 features and ten classes 2·5·48·64·10 ≈ 3 · 10⁵ products on parameters are fewer. With 20,000 features there
+    are 10⁸ on parameters, of one client at a time, and 2 · 10⁷ in sample space. In fixed order calls do not count.
+    """
+    shuffled, fixed = (Local(epochs=5, batch_size=16, order=order) for order in ("shuffled", "fixed"))
+    assert not samples_pay(shuffled, 48, Softmax(64, 10), kept=True)
+    assert samples_pay(fixed, 48, Softmax(64, 10), kept=True)
+    assert samples_pay(shuffled, 48, Softmax(20_000, 10), kept=True)
+    # Five equal parts are steps of each client's own, too: 5 · 10⁶ against 1 · 48·64·2·10.
+    assert not samples_pay(Local(steps=5, order="fixed"), 48, Softmax(64, 10), kept=True)
+
+
+def test_lanes_share_a_gram_matrix() -> None:
+    """Of n = 30 samples with D = 40: 36,000 products, beside 30·(30 + 80)·2 = 6,600 and 2·30·40·2 = 4,800 a lane."""
+    once = Local(epochs=1, batch_size=30, order="fixed")
+    assert not samples_pay(once, 30, Softmax(40, 2), kept=False, lanes=100)
+    # With four epochs 30·(120 + 80)·2 = 12,000 and 19,200 a lane: the difference of five lanes is as much, of six more.
+    four = Local(epochs=4, batch_size=30, order="fixed")
+    assert [samples_pay(four, 30, Softmax(40, 2), kept=False, lanes=n) for n in (1, 5, 6)] == [False, False, True]
+
+
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda a: type(a).__name__)
 @pytest.mark.parametrize("local", LOCALS, ids=str)
 @pytest.mark.parametrize("features", [5, 40], ids=["plain", "in sample space"])

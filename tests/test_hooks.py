@@ -64,6 +64,7 @@ LOCALS = [
 ]
 
 
+@pytest.mark.usefixtures("calls_for_nothing")
 @pytest.mark.parametrize("algorithm", STEPS, ids=lambda a: type(a).__name__)
 @pytest.mark.parametrize("local", LOCALS, ids=["penalty", "none", "shuffled", "clipped"])
 @pytest.mark.parametrize("features", [5, 40], ids=["narrow", "wide"])

@@ -24,6 +24,8 @@ from fedkin.models import MLP, Model, Softmax
 from fedkin.types import Tensors
 from loops import played
 
+pytestmark = pytest.mark.usefixtures("calls_for_nothing")
+
 LOCAL = Local(epochs=4, batch_size=4, l2=0.05, order="fixed")
 MODELS: list[Model] = [Softmax(40, 3), MLP(40, 3, 4)]
 

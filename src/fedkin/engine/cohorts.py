@@ -34,6 +34,9 @@ MUCH, CALL = 2e8, 3e7
 # PyTorch's threads take longer to meet than they save below so many multiplications in a step.
 LONG_STEP = 5e7
 
+# The calls of a step of PyTorch take as long as so many multiplications, whether it is of one client or of many.
+STEP_CALLS = 1e6
+
 # Compiled steps read up to 32 features at a time. In sample space they need at least three rows, one for each lane and
 # each class but the last.
 FEWEST_FEATURES, FEWEST_ROWS = 32, 3
@@ -51,16 +54,31 @@ def cost(local: Local, samples: int, features: int, in_samples: bool) -> float:
     return samples * (passes * samples + 2 * features if in_samples else 2 * passes * features)
 
 
-def samples_pay(local: Local, samples: int, model: Model, kept: bool) -> bool:
-    """Whether a client's round takes fewer multiplications in `Samples` than in `Plain`.
+def samples_pay(local: Local, samples: int, model: Model, kept: bool, lanes: int = 1) -> bool:
+    """Whether a client's round takes less time in `Samples` than in `Plain`, neither of them compiled.
 
-    The Gram matrix adds n²·D multiplications, for all outputs together, unless it is cached between rounds.
+    The Gram matrix adds n²·D multiplications, for all outputs together, unless it is cached between rounds. Unless
+    batches have the same positions at all clients, each client takes its steps on its own in sample space, while on
+    parameters the clients of a cohort take them together.
     """
     if not isinstance(model, Layered):
         return False
     features = model.first.inputs
-    gram = 0.0 if kept else samples**2 * features / model.first.outputs
-    return cost(local, samples, features, in_samples=True) + gram < cost(local, samples, features, in_samples=False)
+    together = 0.0 if kept else samples**2 * features
+    if not aligned(local):
+        together += (1 - 1 / stack_size(local, samples, features)) * STEP_CALLS * local.count(samples)
+    together /= lanes * model.first.outputs
+    return cost(local, samples, features, in_samples=True) + together < cost(local, samples, features, in_samples=False)
+
+
+def aligned(local: Local) -> bool:
+    """Whether the batches of clients with equally many samples have the same positions."""
+    return local.order == "fixed" and not local.steps
+
+
+def stack_size(local: Local, samples: int, features: int) -> int:
+    """How many clients with so many samples a cohort on parameters has, at most."""
+    return max(1, BATCH_NUMBERS // (local.width(samples) * features))
 
 
 @dataclass(frozen=True)
@@ -98,7 +116,7 @@ class Steps:
             return dict.fromkeys(sizes, Plain)
         if not isinstance(model, Layered) or self.local.optimizer == "adam":  # which computes with single parameters
             return dict.fromkeys(sizes, Fused)
-        pay = {n: samples_pay(self.local, n, model, self.returning) for n in set(sizes)}
+        pay = {n: samples_pay(self.local, n, model, self.returning, self.lanes) for n in set(sizes)}
         compiled = compiled_spaces() if self._compilable(sizes) else None
         if compiled is None:
             return {n: Samples if pay[n] else Fused for n in pay}
@@ -170,19 +188,18 @@ def cohorts_of(sizes: Sequence[int], features: int, steps: Steps) -> Iterator[Co
         if isinstance(model, Module) and not model.stacks(local.width(most)):
             return 1  # so that threads share the clients
         if issubclass(spaces[most], Plain):
-            fit = max(1, BATCH_NUMBERS // (local.width(most) * features))
+            fit = stack_size(local, most, features)
             left = len(sizes) - grouped
             return -(-left // -(-left // fit))  # of equal size: threads share the cohorts
         if not issubclass(spaces[most], Samples):  # compiled on parameters
             work = cost(local, most, features, in_samples=False) * outputs * steps.lanes * steps.gradients
             return int(CALL / work) if local.count(n) == local.count(most) else 1
         # In sample space the batches must have the same positions at all clients, which requires padding.
-        aligned = local.order == "fixed" and not local.steps
-        aligned = aligned and local.count(n) == local.count(most) and 4 * n >= 3 * most
+        fits = aligned(local) and local.count(n) == local.count(most) and 4 * n >= 3 * most
         if spaces[most] is not Samples:
             # Compiled steps gain little from stacking: neither padding nor copies of received rows are worth it.
-            aligned = n == most and place == group[-1] + 1
-        return GRAM_NUMBERS // (most**2 + 3 * most * outputs) if aligned else 1
+            fits = n == most and place == group[-1] + 1
+        return GRAM_NUMBERS // (most**2 + 3 * most * outputs) if fits else 1
 
     grouped = 0
     for place in np.argsort([-n for n in sizes], kind="stable").tolist():
