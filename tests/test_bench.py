@@ -23,14 +23,15 @@ from fedkin.bench.loops import (
     engine_run,
     engine_sweep,
 )
-from fedkin.bench.timing import Options, Pace, Product, Spread, Times, interleaved, ratio, threads_set
+from fedkin.bench.timing import Options, Pace, Product, Spread, Times, interleaved, ratio
 from fedkin.bench.workloads import WORKLOADS, Workload
+from fedkin.engine.threads import torch_threads
 
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Any:
     """Tests run side by side: threads that wait for each other on busy cores are slow."""
-    with threads_set(1):
+    with torch_threads(1):
         yield
 
 

@@ -17,7 +17,8 @@ from fedkin.bench import busy
 from fedkin.bench.busy import measure_busy
 from fedkin.bench.busy_processes import BusyProcesses
 from fedkin.bench.meter import Meter
-from fedkin.bench.timing import Options, threads_set
+from fedkin.bench.timing import Options
+from fedkin.engine.threads import torch_threads
 
 PROC = Path("/proc")
 pytestmark = pytest.mark.skipif(not PROC.is_dir(), reason="processes are looked at in /proc")
@@ -100,7 +101,7 @@ def test_works_are_measured_alone_and_beside(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(busy, "BusyProcesses", Counted)
     monkeypatch.setattr(busy, "DEMO", ("kin",))
-    with threads_set(1):
+    with torch_threads(1):
         section = measure_busy([], Options(2, threads=1, quick=True), Meter(Console(quiet=True), 1.0, 1.0))
     assert [(record["work"], record["runs"]) for record in section.records] == [("demo: kin", 5), ("mnist-softmax", 1)]
     assert len(let_go) == 2 * (1 + 2), "for each work a first round, and two turns"

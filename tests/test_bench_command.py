@@ -22,9 +22,10 @@ from fedkin.bench.growth_process import ROUNDS, GrowthRecord, peak_memory, with_
 from fedkin.bench.loops import LOOPS, SWEEP_BETAS
 from fedkin.bench.meter import Meter
 from fedkin.bench.speed import measure_threads
-from fedkin.bench.timing import Options, threads_set
+from fedkin.bench.timing import Options
 from fedkin.bench.workloads import WORKLOADS
 from fedkin.cli import app
+from fedkin.engine.threads import torch_threads
 from fedkin.errors import BadInput
 from fedkin.reports.pages import with_section
 
@@ -32,7 +33,7 @@ from fedkin.reports.pages import with_section
 @pytest.fixture(autouse=True)
 def _one_thread() -> Any:
     """Tests run side by side: threads that wait for each other on busy cores are slow."""
-    with threads_set(1):
+    with torch_threads(1):
         yield
 
 

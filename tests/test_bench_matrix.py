@@ -26,11 +26,12 @@ from fedkin.bench.memory import MEMORIES
 from fedkin.bench.meter import Meter
 from fedkin.bench.runs import as_run
 from fedkin.bench.settings import AXES, RUNS, SWEEP_STEPS, Setting, part_of, settings
-from fedkin.bench.timing import Options, Times, threads_set
+from fedkin.bench.timing import Options, Times
 from fedkin.bench.workloads import STEP_SIZE, WORKLOADS, Workload
 from fedkin.cli import app
 from fedkin.engine.lanes import together
 from fedkin.engine.local_work import batches_of_client
+from fedkin.engine.threads import torch_threads
 
 QUICK = settings([], quick=True)
 MLP = replace(WORKLOADS["mnist-mlp"], clients=5, samples=30, shape=(12,), batch_size=16, testing=25)
@@ -38,7 +39,7 @@ MLP = replace(WORKLOADS["mnist-mlp"], clients=5, samples=30, shape=(12,), batch_
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
-    with threads_set(1):
+    with torch_threads(1):
         yield
 
 

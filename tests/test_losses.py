@@ -168,7 +168,7 @@ def test_both_fast_spaces_are_used(kind: str) -> None:
     used = {
         space
         for features in (5, 40)
-        for space in played(simulated(kind, "linear", features, FedAvg(), Local(4, 4)), 1).spaces
+        for space in played(simulated(kind, "linear", features, FedAvg(), Local(4, 4, order="fixed")), 1).spaces
     }
     assert used == {"fused", "samples"}
 
@@ -190,7 +190,7 @@ def test_gram_matrices_are_compiled_for_softmax_alone() -> None:
     class Own(Squared):
         pass
 
-    local, cpu = Local(10, 64), torch.device("cpu")
+    local, cpu = Local(10, 64, order="fixed"), torch.device("cpu")
     for loss, expected in ((CROSS_ENTROPY, "compiled"), (Logistic(), "samples"), (Squared(), "samples")):
         steps = Steps(Linear(150, 4, loss), local, cpu, True, True, 1, True, lanes=1, returning=True, repeated=True)
         assert {space.name for space in steps.spaces([200] * 1000).values()} == {expected}

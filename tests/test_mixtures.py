@@ -115,6 +115,7 @@ def test_lanes_are_measured_as_the_runs_alone() -> None:
         assert record == pytest.approx(own_models(run, part)[0], rel=1e-4)
 
 
+@pytest.mark.usefixtures("calls_for_nothing")
 @pytest.mark.parametrize("features", [5, 40], ids=["narrow", "wide"])
 def test_fast_spaces_equal_plain(features: int) -> None:
     """With shuffled batches and clipping, of the network."""

@@ -8,10 +8,11 @@ from fedkin.bench.busy_processes import BusyProcesses
 from fedkin.bench.meter import Meter
 from fedkin.bench.results import BenchResult
 from fedkin.bench.runs import RunRounds, as_run
-from fedkin.bench.timing import LATE, LEAST_TURNS, Options, Spread, Times, interleaved, ratio, spread, threads_set
+from fedkin.bench.timing import LATE, LEAST_TURNS, Options, Spread, Times, interleaved, ratio, spread
 from fedkin.bench.workloads import WORKLOADS, Workload
 from fedkin.cores import usable_cores
 from fedkin.engine.simulation import Simulation
+from fedkin.engine.threads import torch_threads
 from fedkin.experiments.grid import plans
 from fedkin.experiments.preparation import Preparation
 from fedkin.reports.tables import Cell, Table, text_cell
@@ -61,7 +62,7 @@ def _measured(options: Options) -> Iterator[tuple[str, list[Simulation], int]]:
 def _busy_record(
     name: str, simulations: list[Simulation], threads: int, others: BusyProcesses, options: Options, meter: Meter
 ) -> Record:
-    with threads_set(threads), as_run(simulations) as runs:
+    with torch_threads(threads), as_run(simulations) as runs:
         times = interleaved(
             {"alone": runs.round, "beside": _beside(runs, others)},
             options,

@@ -17,8 +17,9 @@ from fedkin.bench.meter import Meter
 from fedkin.bench.results import BenchResult, result_page
 from fedkin.bench.settings import WORDS
 from fedkin.bench.speed import measure_speed, measure_threads, total_seconds
-from fedkin.bench.timing import Options, Product, seconds_of, threads_set
+from fedkin.bench.timing import Options, Product, seconds_of
 from fedkin.bench.workloads import WORKLOADS, Workload
+from fedkin.engine.threads import torch_threads
 from fedkin.errors import BadInput, nearest
 from fedkin.files import as_json, write_atomically
 from fedkin.reports.figures import save
@@ -80,7 +81,7 @@ def run_benchmarks(
     facts = conditions()
     if facts["load"] > 0.5:
         console.print(f"The machine is busy (load {facts['load']:.1f}): numbers will be noisy.", highlight=False)
-    with threads_set(options.threads):
+    with torch_threads(options.threads):
         product = Product()
         seconds_of(product.round, 3)
     seconds = sum(MEASUREMENTS[name].seconds(workloads, options) for name in measurements)

@@ -1,7 +1,7 @@
 """Evaluation: loss and accuracy of a model on many samples, by the engine and by a loop in plain PyTorch."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import numpy as np
 import torch
@@ -10,10 +10,11 @@ from torch import Tensor
 from fedkin.bench.loops import CHUNK, plain_scores, plain_start
 from fedkin.bench.meter import Meter
 from fedkin.bench.results import BenchResult
-from fedkin.bench.timing import LATE, LEAST_TURNS, Options, Spread, interleaved, ratio, spread, threads_set
+from fedkin.bench.timing import LATE, LEAST_TURNS, Options, Spread, interleaved, ratio, spread
 from fedkin.bench.workloads import Workload
 from fedkin.data.federation import Clients, from_rows
-from fedkin.engine.metrics import score
+from fedkin.engine.metrics import score, scorer
+from fedkin.engine.threads import torch_threads
 from fedkin.reports.tables import Cell, Table
 from fedkin.types import Record
 
@@ -26,7 +27,7 @@ TURN = 60.0
 def measure_evaluation(workloads: Sequence[Workload], options: Options, meter: Meter) -> BenchResult:
     """Seconds to measure a model, of the engine and of the plain loop."""
     chosen = [workload for workload in workloads if workload.name in MEASURED]
-    with threads_set(options.threads):
+    with torch_threads(options.threads):
         records = [_evaluation_record(workload, options, meter) for workload in chosen]
     samples = QUICK_EVALUATED if options.quick else EVALUATED
     table = Table(
@@ -53,12 +54,13 @@ def _evaluation_record(workload: Workload, options: Options, meter: Meter) -> Re
     clients = _samples(workload, QUICK_EVALUATED if options.quick else EVALUATED)
     federation = workload.quick().federation()
     model, w = workload.model(workload), workload.simulation(federation).start().model[None]
+    scores = scorer(model, w, replace(federation, test=clients))
     net = plain_start(workload, federation)
     images = clients.x.view(-1, *workload.shape)
     losses: dict[str, float] = {}
 
     def by_engine() -> None:
-        losses["engine"] = score(model, w, clients)[0].loss
+        losses["engine"] = score(model, w, clients, scores=scores)[0].loss
 
     def by_loop() -> None:
         losses["loop"] = plain_scores(net, images, clients.y)[0]

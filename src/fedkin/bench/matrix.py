@@ -22,11 +22,12 @@ from fedkin.bench.meter import Meter
 from fedkin.bench.results import BenchResult
 from fedkin.bench.runs import RunRounds, as_run
 from fedkin.bench.settings import BASES, RUNS, SWEEP_STEPS, Setting, others, part_of, runs_of, settings
-from fedkin.bench.timing import Options, Pace, Times, interleaved, ratio, spread, threads_set
+from fedkin.bench.timing import Options, Pace, Times, interleaved, ratio, spread
 from fedkin.bench.workloads import STEP_SIZE, WORKLOADS, Workload, dense_net, module_model
 from fedkin.data.federation import Federation
 from fedkin.engine.lanes import joined, together
 from fedkin.engine.simulation import Simulation
+from fedkin.engine.threads import torch_threads
 from fedkin.types import Record
 
 # Rounds are not repeated within a turn: with sampled clients a turn is the same round for all competitors.
@@ -37,7 +38,7 @@ CHECKED_ROUNDS = 3
 
 def measure_matrix(workloads: Sequence[Workload], options: Options, meter: Meter) -> BenchResult:
     """Seconds per round of the engine and of the loop in every combination, and beside the matrix."""
-    with threads_set(options.threads):
+    with torch_threads(options.threads):
         cells = [record for setting in _settings(options) for record in _cells(setting, options, meter)]
         beside = [_other(*other, options, meter) for other in _others(options)]
     table = matrix_table(cells) if cells else other_table(beside)

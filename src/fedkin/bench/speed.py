@@ -9,8 +9,9 @@ import torch
 from fedkin.bench.loops import LOOPS, SWEEP_BETAS, Competitor, engine_run, engine_sweep
 from fedkin.bench.meter import Meter
 from fedkin.bench.results import BenchResult
-from fedkin.bench.timing import LATE, LEAST_TURNS, Options, Product, Spread, interleaved, ratio, spread, threads_set
+from fedkin.bench.timing import LATE, LEAST_TURNS, Options, Product, Spread, interleaved, ratio, spread
 from fedkin.bench.workloads import WORKLOADS, Workload
+from fedkin.engine.threads import torch_threads
 from fedkin.errors import BadInput
 from fedkin.reports.tables import Cell, Table
 from fedkin.types import Record
@@ -18,7 +19,7 @@ from fedkin.types import Record
 
 def measure_speed(workloads: Sequence[Workload], options: Options, meter: Meter) -> BenchResult:
     """Seconds per round of all competitors on all workloads."""
-    with threads_set(options.threads):
+    with torch_threads(options.threads):
         records = [_speed_record(workload, options, meter) for workload in workloads]
     table = Table(
         "Seconds per round, median (lowest–highest); ratios within the same turn",
@@ -130,7 +131,7 @@ def measure_threads(workloads: Sequence[Workload], options: Options, meter: Mete
     """Seconds per round of the engine with one thread and with several."""
     if options.threads < 2:
         raise BadInput("threads are compared with a single one: give --threads 2 or more")
-    with threads_set(options.threads):
+    with torch_threads(options.threads):
         records = [record for workload in workloads for record in _thread_records(workload, options, meter)]
     many = f"{options.threads} threads"
     table = Table(
@@ -177,7 +178,7 @@ def _thread_records(workload: Workload, options: Options, meter: Meter) -> Itera
 
 def _with_threads(competitor: Competitor, threads: int) -> Callable[[], None]:
     def round() -> None:
-        with threads_set(threads):
+        with torch_threads(threads):
             competitor.round()
 
     return round

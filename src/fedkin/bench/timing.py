@@ -3,8 +3,7 @@
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -182,14 +181,3 @@ class Product:
     def rate(self) -> float:
         """The highest measured rate, in operations per second."""
         return self.operations / self.best
-
-
-@contextmanager
-def threads_set(threads: int) -> Iterator[None]:
-    """Set the number of PyTorch's threads within a `with` block."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -13,8 +13,8 @@ from fedkin.data.federation import Clients, Federation
 from fedkin.data.measure import Measure
 from fedkin.engine.cohorts import FEWEST_FEATURES, compiled_spaces
 from fedkin.engine.cohorts import MUCH as COMPILED
-from fedkin.engine.threads import Item, on_threads, one_core, threads_for
-from fedkin.models import Linear, Model
+from fedkin.engine.threads import Item, all_cores, on_threads, one_core, threads_for
+from fedkin.models import MLP, Linear, Model
 from fedkin.types import Integers
 
 # Samples scored at once: enough for efficient products, but the output of the largest layer must fit into the cache.
@@ -45,14 +45,19 @@ def spans_of(model: Model, clients: Clients, rows: slice) -> list[slice]:
 Scorer = Callable[[Tensor, Tensor], Tensor]
 
 
-def scorer(model: Model, w: Tensor, samples: Tensor) -> Scorer:
-    """`model.scores`; compiled for linear models, if models w (L, P) on all samples (N, D) are worth loading that."""
-    pays = isinstance(model, Linear) and model.features >= FEWEST_FEATURES and w.numel() * len(samples) > COMPILED
-    if pays and w.device.type == "cpu" and samples.stride(1) == 1 and compiled_spaces() is not None:
-        from fedkin.engine.spaces.scoring import linear_scores
+def scorer(model: Model, w: Tensor, federation: Federation) -> Scorer:
+    """`model.scores`; compiled if models w (L, P) at all clients of a federation are worth loading that.
 
-        return linear_scores
-    return model.scores
+    It depends on all samples, whichever are measured: a score has the same bits in every record of a run.
+    """
+    work = w.numel() * (len(federation.train.y) + len(federation.test.y))
+    if not isinstance(model, Linear | MLP) or model.features < FEWEST_FEATURES or work <= COMPILED:
+        return model.scores
+    if w.device.type != "cpu" or compiled_spaces() is None:
+        return model.scores
+    from fedkin.engine.spaces.scoring import CompiledScores
+
+    return CompiledScores(model)
 
 
 def each_measured(model: Model, w: Tensor, clients: Clients, rows: slice, scores: Scorer | None = None) -> Tensor:
@@ -68,7 +73,8 @@ def evaluated(work: Callable[[Item], object], items: Sequence[Item], model: Mode
     Threads share it, unless it takes less time than to start them.
     """
     if w.numel() * samples > MUCH:
-        on_threads(work, items, threads_for(model, w.device))
+        with all_cores():
+            on_threads(work, items, threads_for(model, w.device))
     else:
         with one_core():
             on_threads(work, items, threads=1)
@@ -103,12 +109,15 @@ class Scores:
         return Scores(self.losses[who], self.values[who], self.sizes[who], self.measure)
 
 
-def score(model: Model, w: Tensor, clients: Clients, l2: Sequence[float] = (0.0,)) -> list[Scores]:
-    """Loss (plus λ/2 ‖w‖²) and main measure at every client, for each model of w (L, P)."""
+def score(
+    model: Model, w: Tensor, clients: Clients, l2: Sequence[float] = (0.0,), scores: Scorer | None = None
+) -> list[Scores]:
+    """Loss (plus λ/2 ‖w‖²) and main measure at every client, for each model of w (L, P).
+
+    scores  how the model is computed
+    """
     lanes, samples = len(w), len(clients.y)
     measured = torch.empty(2, lanes, samples, device="cpu")
-
-    scores = scorer(model, w, clients.x)
 
     def work(rows: slice) -> None:
         measured[..., rows] = each_measured(model, w, clients, rows, scores)
@@ -129,7 +138,8 @@ def measure(
 
     training  whether training clients are measured, too
     """
-    name, testing = model.loss.measure.name, score(model, w, federation.test, l2)
+    scores = scorer(model, w, federation)
+    name, testing = model.loss.measure.name, score(model, w, federation.test, l2, scores)
     if not training:
         return [
             {"test_loss": test.loss, f"test_{name}": test.value, "worst_decile": test.worst_decile} for test in testing
@@ -142,7 +152,7 @@ def measure(
             f"test_{name}": test.value,
             "worst_decile": test.worst_decile,
         }
-        for train, test in zip(score(model, w, federation.train, l2), testing, strict=True)
+        for train, test in zip(score(model, w, federation.train, l2, scores), testing, strict=True)
     ]
 
 

@@ -9,7 +9,7 @@ from scipy.sparse import csr_array, vstack
 
 from fedkin.algorithms import Round, ServerState, Tuning
 from fedkin.data.federation import Clients
-from fedkin.engine.metrics import Scores, each_measured, evaluated, score, spans_of
+from fedkin.engine.metrics import Scores, each_measured, evaluated, score, scorer, spans_of
 from fedkin.engine.simulation import Simulation, State
 from fedkin.types import Integers, Record
 
@@ -44,10 +44,12 @@ def own_models(simulation: Simulation, state: State, tuning: Tuning | None = Non
     parts = {"own_test": federation.test} if personal else {}
     if federation.validation is not None and (federation.validation.sizes > 0).all():
         parts["validation"] = federation.validation
+    model = simulation.computed_model
+    computed = scorer(model, lanes, federation)
     if personal:
         found = own_scores(simulation, state, parts)
     else:
-        found = {name: score(simulation.computed_model, lanes, clients) for name, clients in parts.items()}
+        found = {name: score(model, lanes, clients, scores=computed) for name, clients in parts.items()}
     if tuning is not None and federation.paired:
         found |= own_scores(simulation, state, {"tuned_test": federation.test}, tuning)
     measure = simulation.model.loss.measure.name
@@ -61,9 +63,8 @@ def own_models(simulation: Simulation, state: State, tuning: Tuning | None = Non
                 if len(newcomers):
                     record[f"{of_whom}_{measure}"] = each.of(newcomers).value
     if len(newcomers) and federation.paired:
-        for record, one in zip(
-            records, score(simulation.computed_model, lanes, federation.test.reordered(newcomers.tolist())), strict=True
-        ):
+        theirs = federation.test.reordered(newcomers.tolist())
+        for record, one in zip(records, score(model, lanes, theirs, scores=computed), strict=True):
             record[f"newcomer_global_{measure}"] = one.value
     return records if any(records) else []
 

@@ -39,7 +39,7 @@ from fedkin.engine.spaces.plain import Plain
 from fedkin.engine.spaces.prepared import prepare
 from fedkin.engine.spaces.samples import Samples
 from fedkin.engine.spaces.script import Player, Script
-from fedkin.engine.threads import on_threads, one_core, threads_for
+from fedkin.engine.threads import all_cores, cores_for, on_threads, one_core, threads_for
 from fedkin.engine.traces import Traces
 from fedkin.engine.traffic import Traffic, lane_traffic
 from fedkin.errors import BadInput
@@ -156,6 +156,10 @@ class Simulation:
 
     def advance(self, state: State) -> State:
         """Run one round."""
+        with cores_for(state.model.numel() * len(self.federation.train)):
+            return self._advanced(state)
+
+    def _advanced(self, state: State) -> State:
         algorithm = self.algorithm.at(state.round)
         asked: list[Tensor] = []
         round = self.sampled(algorithm, state, asked)
@@ -323,7 +327,8 @@ class Simulation:
         longest = max(cohorts, key=lambda cohort: cohort.cost)
         waiting = sum(cohort.cost for cohort in cohorts) < threads * longest.cost
         if threads == 1 or (waiting and longest.space.on_all_cores and longest.long_steps):
-            on_threads(work, cohorts, threads=1)
+            with all_cores():
+                on_threads(work, cohorts, threads=1)
         else:
             with one_core():
                 on_threads(work, sorted(cohorts, key=lambda cohort: -cohort.cost), threads)

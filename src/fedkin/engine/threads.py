@@ -1,11 +1,13 @@
 """Work that is shared by threads of one core each.
 
-PyTorch's own threads would synchronise after every operation, thousands of times per round.
+PyTorch's own threads would synchronise after every operation, thousands of times per round. And after an operation that
+they have shared they wait for the next one in a loop, which takes a core from ours for some milliseconds.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TypeVar
 
 import numpy as np
@@ -16,13 +18,24 @@ from fedkin.models import Model
 Item = TypeVar("Item")
 
 
+# Numbers, at least, of the models of all clients: PyTorch's threads share the operations on them.
+SHARED_NUMBERS = 1 << 24
+
+_cores: ContextVar[int | None] = ContextVar("cores", default=None)  # those that `one_core` leaves to threads of ours
+
+
+def cores() -> int:
+    """Number of cores for PyTorch: its own number of threads, also where `one_core` lets it use one at a time."""
+    return _cores.get() or torch.get_num_threads()
+
+
 def threads_for(model: Model, device: torch.device) -> int:
     """Number of threads that can use a model at the same time."""
-    return torch.get_num_threads() if device.type == "cpu" and model.parallel else 1
+    return cores() if device.type == "cpu" and model.parallel else 1
 
 
 def on_threads(work: Callable[[Item], object], items: Sequence[Item], threads: int) -> None:
-    """Call a function with every item, in this order. With one thread PyTorch uses all cores for each call."""
+    """Call a function with every item, in this order. One thread is this one, with the cores that PyTorch has here."""
     with without_denormals():
         if threads == 1 or len(items) == 1:
             for item in items:
@@ -59,9 +72,37 @@ def flushes_denormals() -> bool:
 
 @contextmanager
 def one_core() -> Iterator[None]:
-    """PyTorch uses one core for its operations."""
+    """PyTorch uses one core for an operation, so that its threads neither meet nor wait."""
+    token = _cores.set(cores())
+    try:
+        with torch_threads(1):
+            yield
+    finally:
+        _cores.reset(token)
+
+
+@contextmanager
+def all_cores() -> Iterator[None]:
+    """PyTorch's threads share long operations, within `one_core` too."""
+    with torch_threads(cores()):
+        yield
+
+
+@contextmanager
+def cores_for(numbers: float) -> Iterator[None]:
+    """One core for operations on vectors with so many numbers altogether, unless there are many."""
+    if numbers < SHARED_NUMBERS:
+        with one_core():
+            yield
+    else:
+        yield
+
+
+@contextmanager
+def torch_threads(count: int) -> Iterator[None]:
+    """PyTorch has so many threads."""
     before = torch.get_num_threads()
-    torch.set_num_threads(1)
+    torch.set_num_threads(count)
     try:
         yield
     finally:

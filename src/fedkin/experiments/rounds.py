@@ -11,6 +11,7 @@ from fedkin.engine import metrics
 from fedkin.engine.accounting import epsilon_of
 from fedkin.engine.own import own_models
 from fedkin.engine.simulation import Simulation, State
+from fedkin.engine.threads import one_core
 from fedkin.files import finite
 from fedkin.types import Record
 
@@ -35,7 +36,19 @@ def play(
     """
     began, runs = time.perf_counter(), len(l2)
     state = group.advance(state)
-    models = state.model.view(runs, -1)
+    with one_core():
+        measured = _measured(group, l2, state, evaluate, training, tuning)
+    for lane, record in enumerate(measured):
+        record |= notes_of(group, state, lane) | state.traffic[lane].record() | spent(group, state.round, lane)
+    seconds = round((time.perf_counter() - began) / runs, 6)
+    return state, [finite({"round": state.round - 1, **one, "seconds": seconds}) for one in measured]
+
+
+def _measured(
+    group: Simulation, l2: Sequence[float], state: State, evaluate: bool, training: bool, tuning: Tuning | None
+) -> list[Record]:
+    """What is measured after a round, for each run."""
+    models = state.model.view(len(l2), -1)
     measured: list[Record] = [{} for _ in l2]
     if evaluate:
         measured = [*metrics.measure(group.computed_model, models, group.federation, l2, training=training)]
@@ -45,10 +58,7 @@ def play(
         for lane in torch.nonzero(~torch.isfinite(models).all(dim=1)).flatten().tolist():
             (record,) = metrics.measure(group.computed_model, models[[lane]], group.federation, training=training)
             measured[lane] |= record
-    for lane, record in enumerate(measured):
-        record |= notes_of(group, state, lane) | state.traffic[lane].record() | spent(group, state.round, lane)
-    seconds = round((time.perf_counter() - began) / runs, 6)
-    return state, [finite({"round": state.round - 1, **one, "seconds": seconds}) for one in measured]
+    return measured
 
 
 def spent(group: Simulation, rounds: int, lane: int) -> Record:

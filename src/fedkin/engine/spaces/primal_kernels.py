@@ -154,7 +154,26 @@ def residuals(z, labels, many, weight, loss):  # type: ignore[no-untyped-def]
     z[:, many:] = 0
 
 
-# -- gradients on a block of samples -----------------------------------------------------------------------------------
+# -- a block of samples ------------------------------------------------------------------------------------------------
+
+
+@compiled(
+    "(float32[::1], int64, int64, int64[::1], int64, float32[:, ::1], float32[:, ::1], float32[:, ::1], int64[::1])"
+)
+def network_scores(v, features, hidden, columns, many, z, top, edge, lines):  # type: ignore[no-untyped-def]
+    """Scores of a block of samples: in z, or in `top` where z becomes the hidden units."""
+    layer_scores(v, features, columns, many, z, edge)
+    if hidden == 0:
+        return
+    for i in range(hidden):
+        for j in range(z.shape[1]):
+            if z[i, j] < 0:
+                z[i, j] = 0
+    classes, output = len(top), hidden * (features + 1)  # W₂, then b₂
+    for k in range(classes):
+        top[k] = v[output + classes * hidden + k]
+    factors = (v.ctypes.data + output * NUMBER, hidden * NUMBER, NUMBER, classes, lines.ctypes.data, lines.ctypes.data)
+    add_sums(*factors, 0, hidden, z.shape[1] // STRIP, top.ctypes.data, top.strides[0])
 
 
 @compiled(
@@ -166,22 +185,13 @@ def add_gradient(  # type: ignore[no-untyped-def]
 ):
     """Add the gradient of a block of samples at v to g, with weight for each sample."""
     edge = np.empty((max(len(z), len(top)), STRIP), dtype=np.float32)
-    layer_scores(v, features, columns, many, z, edge)
+    network_scores(v, features, hidden, columns, many, z, top, edge, lines)
     if hidden == 0:
         residuals(z, labels, many, weight, loss)
         layer_gradient(z, features, columns, following, many, g, edge, one)
         return
-    classes, strips = len(top), z.shape[1] // STRIP
-    for i in range(hidden):
-        for j in range(z.shape[1]):
-            if z[i, j] < 0:
-                z[i, j] = 0
-    output = hidden * (features + 1)  # W₂, then b₂
-    for k in range(classes):
-        top[k] = v[output + classes * hidden + k]
+    classes, strips, output = len(top), z.shape[1] // STRIP, hidden * (features + 1)
     weights = v.ctypes.data + output * NUMBER
-    factors = (weights, hidden * NUMBER, NUMBER, classes, lines.ctypes.data, lines.ctypes.data)
-    add_sums(*factors, 0, hidden, strips, top.ctypes.data, top.strides[0])
     residuals(top, labels, many, weight, loss)
     back[:] = 0
     rows_of_top = lines[hidden:].ctypes.data
