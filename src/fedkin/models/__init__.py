@@ -11,6 +11,7 @@ module.py   any `torch.nn.Module`
 copies.py   its copies, one for each thread
 blocks.py   layers of a module that are computed in one pass; needs Numba and is imported on demand
 layer_kernels.py  the same compiled
+tracing.py  the graph of what a module does
 dense.py    modules that are one of those two, whatever their code looks like
 stacks.py   a function of one client, computed for a stack of clients
 build.py    the model of a federation by name, import path or object

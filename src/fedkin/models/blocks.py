@@ -16,6 +16,7 @@ from torch import Tensor, fx, nn
 from torch.nn import functional
 
 from fedkin.models.layer_kernels import FEWEST_CHANNELS, WINDOWS, block_derivatives, block_values
+from fedkin.models.tracing import traced
 
 NO_IMAGES = np.empty((0, 0, 0, 0), dtype=np.float32)
 Arguments = tuple[int, Tensor | None, Tensor | None, int, float, float]
@@ -109,7 +110,7 @@ def in_blocks(net: nn.Module) -> nn.Module | None:
     if any(one._forward_hooks or one._forward_pre_hooks or one._backward_hooks for one in net.modules()):
         return None
     try:
-        graph = fx.Tracer().trace(net)
+        graph = traced(net)
     except Exception:  # whatever the module raises at what is no tensor
         return None
     named = dict(net.named_modules())
