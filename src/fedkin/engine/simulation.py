@@ -135,7 +135,7 @@ class Simulation:
     @property
     def trained_clients(self) -> Integers:
         """The clients that may be sampled: all but newcomers."""
-        return np.setdiff1d(np.arange(len(self.federation.train)), self.federation.newcomers)
+        return np.setdiff1d(np.arange(len(self.federation.train)), self.federation.newcomers, assume_unique=True)
 
     @property
     def device(self) -> torch.device:
