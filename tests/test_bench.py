@@ -25,7 +25,7 @@ from fedkin.bench.loops import (
 )
 from fedkin.bench.timing import Options, Pace, Product, Spread, Times, interleaved, ratio
 from fedkin.bench.workloads import WORKLOADS, Workload
-from fedkin.engine.threads import torch_threads
+from fedkin.threads import torch_threads
 
 
 @pytest.fixture(autouse=True)

@@ -18,7 +18,7 @@ from fedkin.bench.busy import measure_busy
 from fedkin.bench.busy_processes import BusyProcesses
 from fedkin.bench.meter import Meter
 from fedkin.bench.timing import Options
-from fedkin.engine.threads import torch_threads
+from fedkin.threads import torch_threads
 
 PROC = Path("/proc")
 pytestmark = pytest.mark.skipif(not PROC.is_dir(), reason="processes are looked at in /proc")

@@ -25,9 +25,9 @@ from fedkin.bench.speed import measure_threads
 from fedkin.bench.timing import Options
 from fedkin.bench.workloads import WORKLOADS
 from fedkin.cli import app
-from fedkin.engine.threads import torch_threads
 from fedkin.errors import BadInput
 from fedkin.reports.pages import with_section
+from fedkin.threads import torch_threads
 
 
 @pytest.fixture(autouse=True)

@@ -31,7 +31,7 @@ from fedkin.bench.workloads import STEP_SIZE, WORKLOADS, Workload
 from fedkin.cli import app
 from fedkin.engine.lanes import together
 from fedkin.engine.local_work import batches_of_client
-from fedkin.engine.threads import torch_threads
+from fedkin.threads import torch_threads
 
 QUICK = settings([], quick=True)
 MLP = replace(WORKLOADS["mnist-mlp"], clients=5, samples=30, shape=(12,), batch_size=16, testing=25)

@@ -13,7 +13,8 @@ from conftest import small_federation
 from fedkin.algorithms import FedKin
 from fedkin.engine.simulation import Simulation
 from fedkin.errors import BadInput
-from fedkin.graph.similarity import SimilarityGraph, build_graph, message, messages, mixed
+from fedkin.graph.mixing import mixed
+from fedkin.graph.similarity import SimilarityGraph, build_graph, message, messages
 from fedkin.models import Softmax
 from fedkin.types import Floats
 

@@ -221,7 +221,7 @@ def test_the_largest_client_comes_first(monkeypatch: pytest.MonkeyPatch) -> None
         return play(self, *given)
 
     monkeypatch.setattr(Primal, "play", noted)
-    monkeypatch.setattr("fedkin.engine.threads.ThreadPoolExecutor", Pool)
+    monkeypatch.setattr("fedkin.threads.ThreadPoolExecutor", Pool)
     monkeypatch.setattr(cohorts, "CALL", 0)  # each client by itself
     before = torch.get_num_threads()
     torch.set_num_threads(2)

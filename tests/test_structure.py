@@ -11,7 +11,7 @@ PACKAGE = ROOT / "src" / "fedkin"
 # A room imports from those before it only. Nothing imports the last ones: they are leaves.
 ORDER = [
     {"errors", "types"},
-    {"files", "buffers", "output", "imports", "memory", "markup", "cores"},
+    {"files", "buffers", "output", "imports", "memory", "markup", "cores", "threads"},
     {"compiler"},
     {"data"},
     {"graph"},

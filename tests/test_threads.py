@@ -9,13 +9,15 @@ import pytest
 import torch
 
 import loops
-from fedkin.algorithms import FedAvg
-from fedkin.engine import simulation
-from fedkin.engine.threads import (
-    SHARED_NUMBERS,
+from conftest import small_federation
+from fedkin.algorithms import Algorithm, Ditto, FedAvg, FedKin, Local
+from fedkin.engine import cohorts, measure, simulation
+from fedkin.graph.mixing import COLUMNS_AT_ONCE
+from fedkin.graph.similarity import SimilarityGraph
+from fedkin.models import MLP
+from fedkin.threads import (
     all_cores,
     cores,
-    cores_for,
     flushes_denormals,
     on_threads,
     one_core,
@@ -81,15 +83,7 @@ def test_one_core_and_all_cores_nest() -> None:
         assert (cores(), torch.get_num_threads()) == (3, 3), "after an error, too"
 
 
-@pytest.mark.parametrize(("numbers", "shared"), [(SHARED_NUMBERS - 1, False), (SHARED_NUMBERS, True)])
-def test_long_vectors_are_shared_by_all_cores(numbers: int, shared: bool) -> None:
-    with torch_threads(2):
-        with cores_for(numbers):
-            assert (cores(), torch.get_num_threads()) == (2, 2 if shared else 1)
-        assert torch.get_num_threads() == 2
-
-
-def test_a_short_round_runs_on_one_core_and_uses_all_for_its_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_round_runs_on_one_core_and_uses_all_for_its_clients(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[int, int, int]] = []
 
     def on_threads(work: Any, items: Any, threads: int) -> None:
@@ -102,3 +96,29 @@ def test_a_short_round_runs_on_one_core_and_uses_all_for_its_clients(monkeypatch
         loops.played(loops.simulation(FedAvg(step_size=0.1)), rounds=1)
         assert torch.get_num_threads() == 2
     assert seen == [(2, 2, 1)]
+
+
+@pytest.mark.parametrize("order", ["fixed", "shuffled"])
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("algorithm", [FedAvg(step_size=0.05), FedKin(step_size=0.05, beta=0.7), Ditto(step_size=0.05)])
+def test_large_models_are_the_same_to_the_bit(
+    algorithm: Algorithm, compiled: bool, order: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where one client has nearly all samples, and several threads share the average of models."""
+    if not compiled:
+        monkeypatch.setattr(cohorts, "compiled_spaces", lambda: None)
+    made = small_federation(sizes=[600, 30, 30, 20, 9, 9], features=256)
+    model = MLP(256, 3, 300)
+    assert model.size > COLUMNS_AT_ONCE
+    local = Local(epochs=2, batch_size=256, order=order)
+    graph = SimilarityGraph.uniform(6)
+    found = []
+    for threads in (1, 2, 5):
+        with torch_threads(threads):
+            run = simulation.Simulation(made, model, algorithm, graph, graph.degrees, local, seed=1)
+            state = loops.played(run)
+            ((measured,),) = [measure(model, state.model.view(1, -1), made)]
+            found.append((state.model, measured))
+    for model_of_more, measured_of_more in found[1:]:
+        assert torch.equal(model_of_more, found[0][0])
+        assert measured_of_more == found[0][1]

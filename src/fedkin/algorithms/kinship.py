@@ -12,8 +12,8 @@ from fedkin.algorithms.base import ServerState
 from fedkin.algorithms.rounds import Round, random_numbers
 from fedkin.algorithms.rows import ClientRows
 from fedkin.graph.kin import in_both, kin_rows, strongest
+from fedkin.graph.mixing import mixed
 from fedkin.graph.search import SEARCH_BLOCK
-from fedkin.graph.similarity import mixed
 from fedkin.types import Floats, Integers, Tensors
 
 KIN_SOURCES = ("graph", "data", "updates", "both")

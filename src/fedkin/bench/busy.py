@@ -12,10 +12,10 @@ from fedkin.bench.timing import LATE, LEAST_TURNS, Options, Spread, Times, inter
 from fedkin.bench.workloads import WORKLOADS, Workload
 from fedkin.cores import usable_cores
 from fedkin.engine.simulation import Simulation
-from fedkin.engine.threads import torch_threads
 from fedkin.experiments.grid import plans
 from fedkin.experiments.preparation import Preparation
 from fedkin.reports.tables import Cell, Table, text_cell
+from fedkin.threads import torch_threads
 from fedkin.types import Record
 
 DEMO = ("fedkin", "kin")  # the algorithms of the demo that are measured

@@ -19,11 +19,11 @@ from fedkin.bench.settings import WORDS
 from fedkin.bench.speed import measure_speed, measure_threads, total_seconds
 from fedkin.bench.timing import Options, Product, seconds_of
 from fedkin.bench.workloads import WORKLOADS, Workload
-from fedkin.engine.threads import torch_threads
 from fedkin.errors import BadInput, nearest
 from fedkin.files import as_json, write_atomically
 from fedkin.reports.figures import save
 from fedkin.reports.pages import machine, with_section
+from fedkin.threads import torch_threads
 from fedkin.types import Record
 
 # The rate, in operations per second, for which workloads state their duration.

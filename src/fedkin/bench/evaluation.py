@@ -14,8 +14,8 @@ from fedkin.bench.timing import LATE, LEAST_TURNS, Options, Spread, interleaved,
 from fedkin.bench.workloads import Workload
 from fedkin.data.federation import Clients, from_rows
 from fedkin.engine.metrics import score, scorer
-from fedkin.engine.threads import torch_threads
 from fedkin.reports.tables import Cell, Table
+from fedkin.threads import torch_threads
 from fedkin.types import Record
 
 EVALUATED, QUICK_EVALUATED = 70_000, 1_000  # samples: those of MNIST, and a trial

@@ -27,7 +27,7 @@ from fedkin.bench.workloads import STEP_SIZE, WORKLOADS, Workload, dense_net, mo
 from fedkin.data.federation import Federation
 from fedkin.engine.lanes import joined, together
 from fedkin.engine.simulation import Simulation
-from fedkin.engine.threads import torch_threads
+from fedkin.threads import torch_threads
 from fedkin.types import Record
 
 # Rounds are not repeated within a turn: with sampled clients a turn is the same round for all competitors.

@@ -11,9 +11,9 @@ from fedkin.bench.meter import Meter
 from fedkin.bench.results import BenchResult
 from fedkin.bench.timing import LATE, LEAST_TURNS, Options, Product, Spread, interleaved, ratio, spread
 from fedkin.bench.workloads import WORKLOADS, Workload
-from fedkin.engine.threads import torch_threads
 from fedkin.errors import BadInput
 from fedkin.reports.tables import Cell, Table
+from fedkin.threads import torch_threads
 from fedkin.types import Record
 
 

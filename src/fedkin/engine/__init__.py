@@ -8,7 +8,6 @@ local_work.py  the loop over local steps
 traces.py      traces of local steps that are kept from round to round
 cohorts.py     `Cohort`: clients that are processed together, and the space of their steps
 optimizers.py  momentum, Adam and weight decay at the clients
-threads.py     work that is shared by threads of one core each
 traffic.py     bytes that are exchanged
 lanes.py       runs that differ in hyper-parameters, executed together
 metrics.py     loss and main measure of the global model

@@ -31,7 +31,8 @@ GRAM_NUMBERS = 2 << 20
 # rounds. A compiled cohort of small clients takes about CALL multiplications, so that Python's part is small.
 MUCH, CALL = 2e8, 3e7
 
-# PyTorch's threads take longer to meet than they save below so many multiplications in a step.
+# A step with so many multiplications takes much longer than its calls: no more clients join a cohort, which other cores
+# may be waiting for.
 LONG_STEP = 5e7
 
 # The calls of a step of PyTorch take as long as so many multiplications, whether it is of one client or of many.
@@ -160,14 +161,12 @@ class Cohort:
     space   space of the local steps
     steps   number of steps of the client with the most samples
     cost    estimated number of multiplications
-    long_steps  whether an operation of a step is worth sharing among cores
     """
 
     places: NDArray[np.int64]
     space: Where
     steps: int
     cost: float
-    long_steps: bool = True
 
 
 def cohorts_of(sizes: Sequence[int], features: int, steps: Steps) -> Iterator[Cohort]:
@@ -179,16 +178,14 @@ def cohorts_of(sizes: Sequence[int], features: int, steps: Steps) -> Iterator[Co
     def gathered() -> Cohort:
         most = sizes[group[0]]
         work = len(group) * cost(local, most, features, issubclass(spaces[most], Samples))
-        # Of a module nobody knows how often its parameters are used.
-        long = not outputs or len(group) * local.width(most) * model.size > LONG_STEP
-        return Cohort(np.array(group), spaces[most], local.count(most), work, long)
+        return Cohort(np.array(group), spaces[most], local.count(most), work)
 
     def room(most: int, n: int, place: int) -> int:
         """Maximum number of clients, if the first has the most samples and the next has n."""
         if isinstance(model, Module) and not model.stacks(local.width(most)):
             return 1  # so that threads share the clients
         if issubclass(spaces[most], Plain):
-            fit = stack_size(local, most, features)
+            fit = min(stack_size(local, most, features), enough(most))
             left = len(sizes) - grouped
             return -(-left // -(-left // fit))  # of equal size: threads share the cohorts
         if not issubclass(spaces[most], Samples):  # compiled on parameters
@@ -199,7 +196,12 @@ def cohorts_of(sizes: Sequence[int], features: int, steps: Steps) -> Iterator[Co
         if spaces[most] is not Samples:
             # Compiled steps gain little from stacking: neither padding nor copies of received rows are worth it.
             fits = n == most and place == group[-1] + 1
-        return GRAM_NUMBERS // (most**2 + 3 * most * outputs) if fits else 1
+        return min(GRAM_NUMBERS // (most**2 + 3 * most * outputs), enough(most)) if fits else 1
+
+    def enough(most: int) -> int:
+        """How many clients make a long step, together."""
+        work = cost(local, most, features, issubclass(spaces[most], Samples)) * outputs * steps.lanes
+        return max(1, int(LONG_STEP * local.count(most) / work)) if outputs else len(sizes)
 
     grouped = 0
     for place in np.argsort([-n for n in sizes], kind="stable").tolist():

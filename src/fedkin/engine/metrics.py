@@ -13,8 +13,8 @@ from fedkin.data.federation import Clients, Federation
 from fedkin.data.measure import Measure
 from fedkin.engine.cohorts import FEWEST_FEATURES, compiled_spaces
 from fedkin.engine.cohorts import MUCH as COMPILED
-from fedkin.engine.threads import Item, all_cores, on_threads, one_core, threads_for
-from fedkin.models import MLP, Linear, Model
+from fedkin.models import MLP, Linear, Model, Module
+from fedkin.threads import Item, all_cores, on_threads, one_core, threads_for
 from fedkin.types import Integers
 
 # Samples scored at once: enough for efficient products, but the output of the largest layer must fit into the cache.
@@ -70,14 +70,11 @@ def each_measured(model: Model, w: Tensor, clients: Clients, rows: slice, scores
 def evaluated(work: Callable[[Item], object], items: Sequence[Item], model: Model, w: Tensor, samples: int) -> None:
     """Call a function with every item, which together evaluate models w (…, P) on so many samples each.
 
-    Threads share it, unless it takes less time than to start them.
+    Threads share it, unless it takes less time than to start them. All cores compute a single item of a module.
     """
-    if w.numel() * samples > MUCH:
-        with all_cores():
-            on_threads(work, items, threads_for(model, w.device))
-    else:
-        with one_core():
-            on_threads(work, items, threads=1)
+    long = w.numel() * samples > MUCH
+    with all_cores() if long and isinstance(model, Module) else one_core():
+        on_threads(work, items, threads_for(w.device, model.parallel) if long else 1)
 
 
 @dataclass(frozen=True)

@@ -39,13 +39,13 @@ from fedkin.engine.spaces.plain import Plain
 from fedkin.engine.spaces.prepared import prepare
 from fedkin.engine.spaces.samples import Samples
 from fedkin.engine.spaces.script import Player, Script
-from fedkin.engine.threads import all_cores, cores_for, on_threads, one_core, threads_for
 from fedkin.engine.traces import Traces
 from fedkin.engine.traffic import Traffic, lane_traffic
 from fedkin.errors import BadInput
 from fedkin.graph.similarity import SimilarityGraph
 from fedkin.memory import check_memory
 from fedkin.models import Layered, Mixture, Model, Module, seeded
+from fedkin.threads import all_cores, on_threads, one_core, threads_for
 from fedkin.types import Floats, Integers, Tensors
 
 
@@ -156,7 +156,7 @@ class Simulation:
 
     def advance(self, state: State) -> State:
         """Run one round."""
-        with cores_for(state.model.numel() * len(self.federation.train)):
+        with one_core():
             return self._advanced(state)
 
     def _advanced(self, state: State) -> State:
@@ -319,14 +319,14 @@ class Simulation:
     def _each(self, work: Callable[[Cohort], None], cohorts: list[Cohort]) -> None:
         """Process all cohorts.
 
-        Cohorts are distributed to threads of one core each, the most expensive first. If a single cohort dominates the
-        cost, its space supports it and its steps are long, all cores process one cohort after another. Results do not
-        depend on the order.
+        Cohorts are distributed to threads of one core each, the most expensive first. If a single client of a module
+        dominates the cost, all cores process one cohort after another. Results do not depend on the order.
         """
-        threads = threads_for(self.computed_model, self.device)
+        model = self.computed_model
+        threads = threads_for(self.device, model.parallel)
         longest = max(cohorts, key=lambda cohort: cohort.cost)
         waiting = sum(cohort.cost for cohort in cohorts) < threads * longest.cost
-        if threads == 1 or (waiting and longest.space.on_all_cores and longest.long_steps):
+        if threads == 1 or (waiting and isinstance(model, Module)):
             with all_cores():
                 on_threads(work, cohorts, threads=1)
         else:

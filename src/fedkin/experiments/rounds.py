@@ -11,8 +11,8 @@ from fedkin.engine import metrics
 from fedkin.engine.accounting import epsilon_of
 from fedkin.engine.own import own_models
 from fedkin.engine.simulation import Simulation, State
-from fedkin.engine.threads import one_core
 from fedkin.files import finite
+from fedkin.threads import one_core
 from fedkin.types import Record
 
 

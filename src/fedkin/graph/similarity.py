@@ -18,7 +18,6 @@ from scipy.sparse import coo_array, csr_array, diags_array
 from scipy.sparse.linalg import ArpackError, LinearOperator, eigsh
 from scipy.spatial.distance import pdist, squareform
 
-from fedkin.buffers import room
 from fedkin.data.federation import Federation
 from fedkin.errors import BadInput
 from fedkin.graph.search import nearest_neighbours
@@ -32,8 +31,6 @@ SAME = 1e-24
 DENSE = 64
 # With more clients all pairs do not fit into memory, and the spectrum takes too long.
 MANY = 5_000
-# Numbers (4 bytes each) that fit into the private cache of a core, and the fewest columns that are worth a call.
-CACHE_NUMBERS, FEWEST_COLUMNS = 1 << 18, 64
 
 
 def message(x: ArrayLike, sign: str = "paper") -> Floats:
@@ -259,28 +256,6 @@ def noisy(m: Floats, deviation: float, random: np.random.Generator) -> Floats:
     """A message with Gaussian noise of this standard deviation in each entry, as a unit vector again."""
     changed = m + deviation * random.standard_normal(m.shape)
     return np.asarray(changed / np.linalg.norm(changed))
-
-
-def mixed(rows: Matrix, models: torch.Tensor) -> torch.Tensor:
-    """Σₙ rows_in·wₙ of models (…, n, P), for every row i: (…, i, P). The work is in proportion to the entries."""
-    out = room(models, *models.shape[:-2], rows.shape[0], models.shape[-1])
-    if not isinstance(rows, csr_array):
-        return torch.matmul(models.new_tensor(rows), models, out=out)
-    if not rows.nnz:
-        return out.zero_()
-    index, first = (
-        torch.as_tensor(part, dtype=torch.int64, device=models.device) for part in (rows.indices, rows.indptr)
-    )
-    by, (count, size) = models.new_tensor(rows.data), models.shape[-2:]
-    # Models that are read repeatedly are processed in blocks of columns that fit into the cache.
-    width = max(FEWEST_COLUMNS, CACHE_NUMBERS // count) if rows.nnz > 2 * count else size
-    for lane, into in zip(models.view(-1, count, size), out.view(-1, *out.shape[-2:]), strict=True):
-        for start in range(0, size, width):
-            columns = slice(start, start + width)
-            into[:, columns] = torch.nn.functional.embedding_bag(
-                index, lane[:, columns].contiguous(), first, mode="sum", per_sample_weights=by, include_last_offset=True
-            )
-    return out
 
 
 def similarity(misalignment: Floats, floor: float = 0.0) -> Floats:

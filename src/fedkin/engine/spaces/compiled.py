@@ -25,7 +25,6 @@ class Compiled(Samples):
     """
 
     name: ClassVar[str] = "compiled"
-    on_all_cores: ClassVar[bool] = False
 
     def __init__(self, model: Layered, local: Local, ready: Prepared, batches: Batches) -> None:
         super().__init__(model, local, ready, batches)

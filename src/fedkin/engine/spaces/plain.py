@@ -59,7 +59,6 @@ class Plain:
     """Parameters as tensors, one operation at a time."""
 
     name: ClassVar[str] = "plain"
-    on_all_cores: ClassVar[bool] = True  # whether a single cohort can use several cores
 
     def __init__(self, model: Model, local: Local, clients: Clients, cohort: Integers, batches: Batches) -> None:
         self.model, self.local = model, local

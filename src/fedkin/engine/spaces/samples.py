@@ -45,7 +45,6 @@ class Samples(Norms, Symbolic, Player):
     """
 
     name: ClassVar[str] = "samples"
-    on_all_cores: ClassVar[bool] = True  # whether a single cohort can use several cores
 
     def __init__(self, model: Layered, local: Local, ready: Prepared, batches: Batches) -> None:
         self.model, self.layer, self.local, self.ready = model, model.first, local, ready

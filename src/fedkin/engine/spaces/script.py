@@ -178,12 +178,10 @@ class Symbolic(ABC):
 class Player(ABC):
     """A space that executes scripts.
 
-    on_all_cores  whether a single cohort can use several cores
-    clips         whether it executes scripts with clipping
+    clips  whether it executes scripts with clipping
     """
 
     name: ClassVar[str]
-    on_all_cores: ClassVar[bool] = False
     clips: ClassVar[bool] = False
     local: Local
     counts: list[int]  # number of steps of each client

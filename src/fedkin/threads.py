@@ -1,7 +1,8 @@
 """Work that is shared by threads of one core each.
 
-PyTorch's own threads would synchronise after every operation, thousands of times per round. And after an operation that
-they have shared they wait for the next one in a loop, which takes a core from ours for some milliseconds.
+PyTorch's own threads would synchronise after every operation, thousands of times per round. After an operation that
+they have shared they wait for the next one in a loop, which takes a core from ours for some milliseconds. And the last
+bits of a product depend on how many of them share it.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -13,13 +14,8 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from fedkin.models import Model
-
 Item = TypeVar("Item")
 
-
-# Numbers, at least, of the models of all clients: PyTorch's threads share the operations on them.
-SHARED_NUMBERS = 1 << 24
 
 _cores: ContextVar[int | None] = ContextVar("cores", default=None)  # those that `one_core` leaves to threads of ours
 
@@ -29,9 +25,9 @@ def cores() -> int:
     return _cores.get() or torch.get_num_threads()
 
 
-def threads_for(model: Model, device: torch.device) -> int:
-    """Number of threads that can use a model at the same time."""
-    return cores() if device.type == "cpu" and model.parallel else 1
+def threads_for(device: torch.device, parallel: bool = True) -> int:
+    """Number of threads for work on a device, of which parts can be done at the same time or not."""
+    return cores() if device.type == "cpu" and parallel else 1
 
 
 def on_threads(work: Callable[[Item], object], items: Sequence[Item], threads: int) -> None:
@@ -85,16 +81,6 @@ def one_core() -> Iterator[None]:
 def all_cores() -> Iterator[None]:
     """PyTorch's threads share long operations, within `one_core` too."""
     with torch_threads(cores()):
-        yield
-
-
-@contextmanager
-def cores_for(numbers: float) -> Iterator[None]:
-    """One core for operations on vectors with so many numbers altogether, unless there are many."""
-    if numbers < SHARED_NUMBERS:
-        with one_core():
-            yield
-    else:
         yield
 
 
