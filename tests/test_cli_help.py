@@ -58,7 +58,8 @@ def test_folders_of_the_package_need_no_import_of_their_own() -> None:
 @pytest.mark.parametrize(
     ("command", "says"),
     [
-        ("run", "Experiment as TOML; none: the embedded default."),
+        ("run", "An experiment as TOML; or data: a folder with a file for each client, a table,"),
+        ("theory", "Experiment as TOML; none: the embedded default."),
         ("report", "A folder with results."),
         ("kin", "The folder of a run or of an experiment."),
         ("bench", "None: the speed of all workloads."),

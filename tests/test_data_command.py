@@ -1,5 +1,6 @@
 """`fedkin data`, and the example of five hospitals from its files to a report."""
 
+import json
 import shutil
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ from rich.console import Console
 from command_line import Command, Refusal
 from fedkin.data import Encoding, from_folder
 from fedkin.errors import BadInput
-from fedkin.experiments.grid import plans
+from fedkin.experiments.grid import experiment_of, experiment_on, plans
 from fedkin.experiments.run import run
 from fedkin.reports.data_view import data_views
 
@@ -160,6 +161,45 @@ def test_from_files_to_a_report(tmp_path: Path, invoke: Command) -> None:
         from_folder(HOSPITALS, target="readmitted", drop=["patient"], validation=0.2, seed=s).encoding for s in (0, 1)
     ] == kept
     assert kept[0] != kept[1], "seeds redraw the training rows"
+
+
+def test_a_comparison_on_a_folder(tmp_path: Path, invoke: Command) -> None:
+    """Without an experiment file; what is not said has its default, not that of the embedded experiment."""
+    few = ["--set", "rounds=2", "--trials", "1", "--seeds", "1", "--algorithm", "kin", "--out", str(tmp_path)]
+    done = invoke("compare", "examples/hospitals", "--target", "readmitted", "--drop", "patient", *few)
+    assert done.returncode == 0, done.stderr
+    assert "hospitals-compared, chosen on validation: hospitals, softmax" in " ".join(done.stdout.split())
+    (kin,) = (tmp_path / "hospitals-compared").glob("kin-*/config.json")
+    config = json.loads(kin.read_text())
+    assert config["data"]["target"] == "readmitted"
+    assert config["data"]["drop"] == "patient"
+    assert config["partition"]["kinds"] == 0
+    shown = invoke("graph", "examples/hospitals", "--target", "readmitted", "--out", str(tmp_path))
+    assert shown.returncode == 0, shown.stderr
+    assert "5 clients" in shown.stdout
+
+
+@pytest.mark.parametrize("command", ["run", "compare", "graph"])
+def test_a_source_of_data_is_refused_in_a_sentence(refused: Refusal, tmp_path: Path, command: str) -> None:
+    out = ("--out", str(tmp_path / "out"))
+    assert "no column called target or label" in refused(command, str(HOSPITALS), *out)
+    assert "there is no data set" in refused(command, str(tmp_path / "hops"), "--target", "died", *out)
+    assert "target and drop are about data: give a folder" in refused(command, "--target", "y", "--drop", "z", *out)
+    assert "change it there, or with --set" in refused(command, "mine.toml", "--client", "site", *out)
+    assert "there is no file" in refused(command, str(tmp_path / "nothing"), *out)
+
+
+def test_an_experiment_on_data_has_their_name(tmp_path: Path) -> None:
+    names = {"of.2024": "of.2024", ".hidden": "hidden"}
+    for folder in names:
+        (tmp_path / folder).mkdir()
+    assert {folder: experiment_on(tmp_path / folder)["name"] for folder in names} == names
+    assert experiment_on(tmp_path / "visits.csv", {"client": "site"}) == {
+        "name": "visits",
+        "data": {"source": str(tmp_path / "visits.csv"), "client": "site"},
+    }
+    assert experiment_on("/")["name"] == "experiment"
+    assert plans(experiment_of("digits"))[0].config.name == "digits"
 
 
 def test_a_number_is_learned_from_csv_files(tmp_path: Path) -> None:

@@ -30,8 +30,9 @@ by_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder, and nothing of the user's."""
+    """A folder with nothing but the examples, and nothing of the user's."""
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
     for name, value in (("HOME", tmp_path), ("XDG_CACHE_HOME", tmp_path / "cache"), ("HF_HUB_OFFLINE", 1)):
         monkeypatch.setenv(name, str(value))
     monkeypatch.delenv("FEDKIN_DATA", raising=False)

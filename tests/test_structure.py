@@ -21,6 +21,7 @@ ORDER = [
     {"experiments"},
     {"reports"},
     {"flower", "paper", "bench", "arena"},
+    {"options"},
     {"cli", "__init__"},
     {"__main__"},
 ]

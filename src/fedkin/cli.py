@@ -12,6 +12,20 @@ from typer.models import ArgumentInfo
 
 from fedkin.errors import TOO_LARGE, BadInput, is_out_of_memory
 from fedkin.files import writable_file, writable_folder
+from fedkin.options import (
+    ClientOption,
+    DataOption,
+    DropOption,
+    ExperimentArgument,
+    FileArgument,
+    FreshOption,
+    OnOption,
+    OutOption,
+    PageOption,
+    SetOption,
+    TargetOption,
+    given,
+)
 from fedkin.output import console, prepare_streams, say_error, show_messages, show_warnings
 
 
@@ -67,24 +81,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-FileArgument = Annotated[
-    Path | None, typer.Argument(metavar="[FILE]", help="Experiment as TOML; none: the embedded default.")
-]
-SetOption = Annotated[
-    list[str], typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of the file; repeatable.")
-]
-DataOption = Annotated[
-    Path | None,
-    typer.Option("--data", metavar="DIR", envvar="FEDKIN_DATA", help="Where NAME.npz files lie or are put."),
-]
-OutOption = Annotated[Path, typer.Option("--out", metavar="DIR", help="Where results are put.")]
-OnOption = Annotated[
-    str,
-    typer.Option("--on", metavar="WHERE", help="On all cores, in this process, or on Ray: ray, ADDRESS."),
-]
-PageOption = Annotated[Path | None, typer.Option("--page", metavar="FILE", help="Rewrite its section in a page.")]
-FreshOption = Annotated[bool, typer.Option("--fresh", help="Do runs again that are already there.")]
-
 
 def _show_version(wanted: bool) -> None:
     from fedkin import __version__
@@ -106,6 +102,9 @@ def common(
 @app.command()
 def run(
     file: FileArgument = None,
+    target: TargetOption = None,
+    client: ClientOption = None,
+    drop: DropOption = None,
     settings: SetOption = [],  # noqa: B006 - typer copies it
     out: OutOption = Path("results"),
     data: DataOption = None,
@@ -116,11 +115,12 @@ def run(
     ] = [],  # noqa: B006 - typer copies it
 ) -> None:
     """Carry out an experiment. Finished runs are kept, interrupted ones continue."""
-    from fedkin.experiments import progress, tracking
+    from fedkin.experiments import experiment_of, progress, tracking
     from fedkin.experiments import run as experiment
 
+    source = experiment_of(file, given(target=target, client=client, drop=drop))
     with progress.shown(console()) as bars, tracking.tracked(track, bars) as listener:
-        results = experiment.run(file, overrides=settings, out=out, data=data, listener=listener, fresh=fresh, on=on)
+        results = experiment.run(source, overrides=settings, out=out, data=data, listener=listener, fresh=fresh, on=on)
     folder = results[0].folder
     assert folder is not None
     console().print(f"Results are in {folder.parent}. Compare them: fedkin report {folder.parent}", soft_wrap=True)
@@ -129,6 +129,9 @@ def run(
 @app.command()
 def compare(
     file: FileArgument = None,
+    target: TargetOption = None,
+    client: ClientOption = None,
+    drop: DropOption = None,
     algorithms: Annotated[
         list[str] | None,
         typer.Option(
@@ -150,13 +153,15 @@ def compare(
     """Find out which method is best on your clients: all tuned alike on validation samples, then on fresh seeds."""
     from fedkin import arena
     from fedkin.arena.phases import phases_shown
+    from fedkin.experiments import experiment_of
     from fedkin.reports import report as reports
 
+    source = experiment_of(file, given(target=target, client=client, drop=drop))
     writable_folder(out)
     writable_file(page, "--page")
     with phases_shown(console()) as show:
         found = arena.compare(
-            file, algorithms=algorithms or [], budget=arena.budget_of(budget, trials, seeds), overrides=settings,
+            source, algorithms=algorithms or [], budget=arena.budget_of(budget, trials, seeds), overrides=settings,
             out=out, data=data, show=show, fresh=fresh, on=on,
         )  # fmt: skip
     for view in reports.report_views(found.folder, console().width):
@@ -168,45 +173,37 @@ def compare(
 
 @app.command("data")
 def show_data(
-    source: Annotated[
-        Path | None,
-        typer.Argument(
-            metavar="[DIR | FILE | NAME]",
-            help="A folder with a file for each client, a table, an npz file, the name of a data set, or an experiment "
-            "as TOML; none: the embedded experiment.",
-        ),
-    ] = None,
-    target: Annotated[
-        str | None, typer.Option("--target", metavar="COLUMN", help="The column to be predicted.")
-    ] = None,
-    client: Annotated[
-        str | None, typer.Option("--client", metavar="COLUMN", help="In one table, the column that names the client.")
-    ] = None,
-    drop: Annotated[str | None, typer.Option("--drop", metavar="COLUMNS", help="Columns to leave out: 'a, b'.")] = None,
+    source: FileArgument = None,
+    target: TargetOption = None,
+    client: ClientOption = None,
+    drop: DropOption = None,
     settings: SetOption = [],  # noqa: B006 - typer copies it
     data: DataOption = None,
 ) -> None:
     """Show what was understood of data before anything is trained: clients, target, columns."""
     from fedkin.reports.data_view import data_views
 
-    given = {key: value for key, value in (("target", target), ("client", client), ("drop", drop)) if value is not None}
-    for view in data_views(source, given, overrides=settings, data=data):
+    for view in data_views(source, given(target=target, client=client, drop=drop), overrides=settings, data=data):
         console().print(view)
 
 
 @app.command()
 def graph(
     file: FileArgument = None,
+    target: TargetOption = None,
+    client: ClientOption = None,
+    drop: DropOption = None,
     settings: SetOption = [],  # noqa: B006 - typer copies it
     out: OutOption = Path("results"),
     data: DataOption = None,
 ) -> None:
     """Show a federation before training: sizes, class mix, misalignment, spectrum."""
-    from fedkin.experiments import progress
+    from fedkin.experiments import experiment_of, progress
     from fedkin.reports.overview import views
 
+    source = experiment_of(file, given(target=target, client=client, drop=drop))
     with progress.shown(console()) as listener:
-        shown = views(file, overrides=settings, out=out, data=data, listener=listener)
+        shown = views(source, overrides=settings, out=out, data=data, listener=listener)
     for view in shown:
         console().print(view)
 
@@ -313,7 +310,7 @@ def bench(
 
 @app.command()
 def theory(
-    file: FileArgument = None,
+    file: ExperimentArgument = None,
     settings: SetOption = [],  # noqa: B006 - typer copies it
     out: OutOption = Path("results"),
     data: DataOption = None,

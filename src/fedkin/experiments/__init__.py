@@ -29,7 +29,7 @@ readings.py      deviations of the published code from the paper
 """
 
 from fedkin.experiments.config import Experiment
-from fedkin.experiments.grid import Plan, plans
+from fedkin.experiments.grid import Plan, experiment_of, plans
 from fedkin.experiments.loading import load_run
 from fedkin.experiments.preparation import Preparation
 from fedkin.experiments.progress import Listener
@@ -37,4 +37,15 @@ from fedkin.experiments.records import RunFolder
 from fedkin.experiments.results import Result
 from fedkin.experiments.run import train
 
-__all__ = ["Experiment", "Listener", "Plan", "Preparation", "Result", "RunFolder", "load_run", "plans", "train"]
+__all__ = [
+    "Experiment",
+    "Listener",
+    "Plan",
+    "Preparation",
+    "Result",
+    "RunFolder",
+    "experiment_of",
+    "load_run",
+    "plans",
+    "train",
+]

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from fedkin.algorithms import ALGORITHMS
+from fedkin.data.client_sources import is_of_clients
+from fedkin.data.sources import SOURCES
 from fedkin.errors import BadInput, nearest
 from fedkin.experiments.config import SECTIONS, Experiment, knobs, validated
 from fedkin.experiments.data_sections import Section, Settings
@@ -50,6 +52,37 @@ def plans(
         return found
     except RecursionError:
         raise BadInput("the settings are nested too deeply: use lists of values or of tables") from None
+
+
+def experiment_of(
+    source: Path | str | None, about_data: Mapping[str, Any] | None = None
+) -> Path | str | dict[str, Any] | None:
+    """The experiment that a command is about: a TOML file, or the default settings on data of one's own.
+
+    source      a TOML file (None: the embedded one), a folder with a file for each client, a table, or the name of a
+                data set
+    about_data  settings of the section `data`, such as `target`
+    """
+    if source is not None and (is_data(source) or (about_data and not str(source).lower().endswith(".toml"))):
+        return experiment_on(source, about_data)
+    if about_data:
+        raise BadInput(
+            f"{' and '.join(about_data)} are about data: give a folder with a file for each client, or a table; an "
+            "experiment file says how its data are read: change it there, or with --set"
+        )
+    return source
+
+
+def is_data(source: Path | str) -> bool:
+    """Whether this is a source of data, and not an experiment as TOML."""
+    return is_of_clients(source) or Path(source).suffix.lower() == ".npz" or str(source) in SOURCES
+
+
+def experiment_on(source: Path | str, about_data: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The default settings on a source of data, whose name is that of the experiment."""
+    place = Path(source).absolute()
+    name = place.name if place.is_dir() else place.stem
+    return {"name": name.lstrip(".") or "experiment", "data": {"source": str(source), **(about_data or {})}}
 
 
 def settings_with(

@@ -15,9 +15,8 @@ from fedkin.data.federation import Federation
 from fedkin.data.own_clients import OwnClients
 from fedkin.data.remarks import remarks_on_classes
 from fedkin.data.target import Target
-from fedkin.errors import BadInput
 from fedkin.experiments.config import Experiment
-from fedkin.experiments.grid import plans
+from fedkin.experiments.grid import experiment_of, experiment_on, plans
 from fedkin.experiments.preparation import Preparation
 from fedkin.reports.tables import NEVER, Cell, Table, number_cell, text_cell
 
@@ -44,11 +43,9 @@ def data_views(
     settings  of the section `data` of an experiment, such as `target`
     """
     if source is None or str(source).lower().endswith(".toml"):
-        if settings:
-            raise BadInput("the experiment file says how its data are read: change it there, or with --set")
-        todo = plans(source, overrides)
-    else:
-        todo = plans({"data": {"source": str(source), **(settings or {})}}, overrides)
+        todo = plans(experiment_of(source, settings), overrides)
+    else:  # also what is not there: it is missed as data
+        todo = plans(experiment_on(source, settings), overrides)
     shown: list[RenderableType] = []
     seen: list[Any] = []
     preparation = Preparation(data)
