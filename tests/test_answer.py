@@ -221,6 +221,19 @@ def test_what_could_change_the_answer() -> None:
         assert words in cautions
 
 
+def test_many_values_at_the_edge_are_one_sentence() -> None:
+    step, pull = Edge("local.step_size", 2.0, True), Edge("algorithm.pull", 0.003, False)
+    said = answer(
+        method("Kin", "kin", [0.9, 0.91], edges=(step,)),
+        method("Ditto", "ditto", [0.8, 0.81], edges=(step, pull)),
+        method("FedAvg", "fedavg", [0.5, 0.52], edges=(Edge("local.step_size", 0.1, False),)),
+    )
+    assert (
+        "Chosen at the edge of what was tried: γ = 2, the largest, of Kin and Ditto; pull = 0.003, the smallest, of "
+        "Ditto; γ = 0.1, the smallest, of FedAvg. Try further values, or give more trials."
+    ) in said.cautions
+
+
 def test_few_and_unequal_seeds() -> None:
     said = answer(method("Kin", "kin", [0.9, 0.91, 0.92]), method("FedAvg", "fedavg", [0.5, 0.52]))
     cautions = " ".join(said.cautions)

@@ -85,7 +85,7 @@ def test_the_conclusion_comes_first_then_the_table_then_charts(tmp_path: Path) -
         "No client would be better off alone",
         "What could change this answer",
         "There is one seed only",
-        "the best γ = 0.1 is the smallest that was tried, at the edge of its grid",
+        "Chosen at the edge of what was tried: γ = 0.1, the smallest, of",
         "Every method at its best setting",
         "Methods in the charts",
         "Difference from Kin",

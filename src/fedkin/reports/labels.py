@@ -142,3 +142,12 @@ def method_label(algorithm: str, hyperparameters: Mapping[str, Any], shown: Iter
     """An algorithm with some of its hyper-parameters: `FedKin β=0.5`."""
     parts = [setting_text(key, hyperparameters[key]) for key in shown if key in hyperparameters]
     return f"{label_of(algorithm)} {', '.join(filter(None, parts))}".strip()
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names in a sentence.
+
+    >>> listed(["a"]), listed(["a", "b", "c"])
+    ('a', 'a, b and c')
+    """
+    return f"{', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else names[0]

@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from fedkin.algorithms import label_of
 from fedkin.reports.answer.contenders import Field
 from fedkin.reports.answer.ranking import FEDAVG, FINE_TUNED, Ranking
-from fedkin.reports.labels import plain, short
+from fedkin.reports.labels import listed, plain, short
 from fedkin.reports.privacy import privacy_sentences
-from fedkin.reports.selection import ALONE
+from fedkin.reports.selection import ALONE, Edge
 
 FEW_SAMPLES = 30  # with fewer testing samples one of them weighs more than 3 points at a client
 ENOUGH_SEEDS = 5
+MANY_EDGES = 3  # more of them are one sentence
 
 
 def cautions_of(field: Field, ranking: Ranking | None) -> Iterator[str]:
@@ -54,13 +55,27 @@ def _has(names: list[str]) -> str:
 
 
 def _edges(ranking: Ranking) -> Iterator[str]:
-    for one in (*ranking.order, *ranking.references):
-        for edge in one.edges:
-            end, further = ("largest", "larger") if edge.largest else ("smallest", "smaller")
-            yield (
-                f"{one.label}: the best {short(edge.setting)} = {plain(edge.value)} is the {end} that was tried, at "
-                f"the edge of its grid. Try {further} ones."
-            )
+    found = [(edge, one.label) for one in (*ranking.order, *ranking.references) for edge in one.edges]
+    if len(found) > MANY_EDGES:  # as with few trials each, of which one in two is the smallest or the largest
+        methods: dict[Edge, list[str]] = {}
+        for edge, label in found:
+            methods.setdefault(edge, []).append(label)
+        words = [f"{_value_of(edge)}, the {_end(edge)}, of {listed(labels)}" for edge, labels in methods.items()]
+        yield f"Chosen at the edge of what was tried: {'; '.join(words)}. Try further values, or give more trials."
+        return
+    for edge, label in found:
+        yield (
+            f"{label}: the best {_value_of(edge)} is the {_end(edge)} that was tried, at the edge of its grid. Try "
+            f"{'larger' if edge.largest else 'smaller'} ones."
+        )
+
+
+def _value_of(edge: Edge) -> str:
+    return f"{short(edge.setting)} = {plain(edge.value)}"
+
+
+def _end(edge: Edge) -> str:
+    return "largest" if edge.largest else "smallest"
 
 
 def _unfinished(field: Field) -> Iterator[str]:

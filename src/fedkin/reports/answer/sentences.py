@@ -10,6 +10,7 @@ from fedkin.reports.answer.contenders import Contender, Field
 from fedkin.reports.answer.intervals import LEVEL, Difference
 from fedkin.reports.answer.ranking import FEDAVG, FINE_TUNED, SPOKEN_BASELINES, Ranking, ranked
 from fedkin.reports.answer.scores import Score
+from fedkin.reports.labels import listed
 from fedkin.reports.selection import ALONE
 
 MOST_NAMED = 8  # so many names are listed in a sentence
@@ -74,8 +75,8 @@ def _headline(ranking: Ranking) -> str:
                 f"{score.amount(over.mean)} better, {known}."
             )
     if ranking.tied:
-        names = _listed([spoken(best), *(spoken(other) for other in ranking.tied)])
-        values = _listed([score.text(one.mean) for one in [best, *ranking.tied]])
+        names = listed([spoken(best), *(spoken(other) for other in ranking.tied)])
+        values = listed([score.text(one.mean) for one in [best, *ranking.tied]])
         return (
             f"{_capital(names)} are tied for best: {score.name} {values} {_where(ranking)}, no measurable difference."
         )
@@ -177,10 +178,6 @@ def _named(names: Sequence[str]) -> str:
     shown = list(names[:MOST_NAMED])
     rest = len(names) - len(shown)
     return ", ".join(shown) + (f" and {rest} more" if rest else "")
-
-
-def _listed(names: Sequence[str]) -> str:
-    return f"{', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else names[0]
 
 
 def _capital(text: str) -> str:
