@@ -22,7 +22,7 @@ from fedkin.paper.reproduce import read_reproduction, reproduction_names
 PUBLISHED = {
     "classes": ("bb6e80999227", "e73d564d399d"),
     "clipping": ("a3f6c195178c", "6e15d0c05164"),
-    "controls": ("15b19814b70e", "9e1474ef6d90"),
+    "controls": ("03958952b13b", "e438ddc26441"),
     "curves": ("bb6e80999227", "e73d564d399d"),
     "epochs": ("c3c6d6f664cd", "c59085891162"),
     "fedu": ("144643f03d29", "1544a8be6bd3"),

@@ -35,13 +35,16 @@ def column_called(sheet: Sheet, given: str | None, usual: Sequence[str], setting
             raise BadInput(f"the column '{given}' is both data.{setting} and in data.drop: take it out of data.drop")
         if given not in names:
             close = nearest(given, names) if names else ": it has no columns"
-            raise BadInput(f"{where} has no column '{given}'{close}: name one of its columns as data.{setting}")
+            raise BadInput(
+                f"{where} has no column '{given}'{close}: name one of its columns as data.{setting} or with --{setting}"
+            )
         return given
     found = [name for name in names if name.lower() in usual]
     if len(found) != 1:
         what = f"several candidates for the {setting}" if found else f"no column called {' or '.join(usual)}"
         raise BadInput(
-            f"{where} has {what}: name one of its columns as data.{setting} (its columns are {_listed(found or names)})"
+            f"{where} has {what}: name one of its columns as data.{setting} or with --{setting} (its columns are "
+            f"{_listed(found or names)})"
         )
     return found[0]
 
