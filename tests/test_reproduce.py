@@ -20,9 +20,11 @@ from fedkin.experiments.grid import plans
 from fedkin.experiments.preparation import Preparation
 from fedkin.experiments.progress import Silent
 from fedkin.paper.controls import interval_cell
+from fedkin.paper.earlier import with_earlier_cells
 from fedkin.paper.figures import _graphs, curve_figures
 from fedkin.paper.reproduce import Context, Output, merged, read_reproduction, reproduce, reproduction_names
 from fedkin.reports.groups import speed_up
+from fedkin.reports.tables import Cell, Table, text_cell
 
 SHARED = {"table", "times", "curves", "classes"}  # show the same runs
 
@@ -135,6 +137,47 @@ def test_a_page_keeps_the_cells_that_were_not_run(tmp_path: Path) -> None:
     assert f"- Cells of {date.today().isoformat()}: digits balanced, convex." in text
     reproduce("published", quick=True, out=tmp_path / "out", only=parts, run=False, page=page)
     assert page.read_text() == text
+
+    # Once none of the former cells is left, nothing is said about them.
+    balanced_only = [
+        "<!-- reproduce published -->\n| algorithm | loss |  | digits balanced |",
+        "| --- | --- | --- | --- |",
+        "| FedAvg | convex | here | 3 / 4 |\n",
+        "Written on 2026-01-02 by `fedkin`.\n<!-- end published -->",
+    ]
+    table = Table("", ("algorithm", "loss", "", "digits balanced"), (_texts("FedAvg", "convex", "here", "5 / 6"),))
+    found = with_earlier_cells(Output((table,), notes=("A goal.",)), "\n".join(balanced_only))
+    assert (found.tables[0].rows, found.notes) == (table.rows, ("A goal.",))
+
+
+def test_days_of_cells_that_were_carried_out_again_are_left_out() -> None:
+    section = [
+        "| algorithm | loss |  | a | b | c |",
+        "| --- | --- | --- | --- | --- | --- |",
+        "| FedAvg | convex | here | 1 | 2 | 3 |\n",
+        "- Cells of 2026-01-03: a, convex; b, convex.",
+        "- Cells of 2026-01-02: all others.",
+    ]
+    columns = ("algorithm", "loss", "", "a", "b", "c")
+    today = date.today().isoformat()
+
+    def days(*cells: str) -> tuple[str, ...]:
+        table = Table("", columns, (_texts("FedAvg", "convex", "here", *cells),))
+        return with_earlier_cells(Output((table,), notes=("A goal.",)), "\n".join(section)).notes[1:]
+
+    others = "Cells of 2026-01-02: all others."
+    assert days("not run", "5", "not run") == (
+        f"Cells of {today}: b, convex.",
+        "Cells of 2026-01-03: a, convex.",
+        others,
+    )
+    assert days("4", "5", "not run") == (f"Cells of {today}: a, convex; b, convex.", others)
+    assert days("4", "not run", "6") == (f"Cells of {today}: a, convex; c, convex.", "Cells of 2026-01-03: b, convex.")
+    assert days("4", "5", "6") == ()
+
+
+def _texts(*words: str) -> tuple[Cell, ...]:
+    return tuple(map(text_cell, words))
 
 
 def test_a_part_at_a_time(tmp_path: Path) -> None:
