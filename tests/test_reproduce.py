@@ -303,7 +303,7 @@ def test_distances_are_taken_seed_by_seed(out: Path) -> None:
         )
         for s in (0, 1)
     ]
-    assert [row[0].value for row in steps.cells] == [0.001, 0.002, 0.004, 0.008]
+    assert [row[0].value for row in steps.cells] == [0.001, 0.002, 0.004, 0.008, 0.016, 0.032]
     assert steps.cells[3][4].value == pytest.approx(np.mean(at_half))
 
 
