@@ -1,5 +1,6 @@
 """The related systems as explicit loops in float64, one client after another: references for their classes."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,7 @@ from fedkin.types import Floats
 from loops import CLIENTS, Loop
 
 
-class System(Loop):
+class System(Loop, ABC):
     """One round after the other: `round` changes `w` and what `names` are, `uses` are the models of the clients."""
 
     names: tuple[str, ...] = ("w",)
@@ -26,8 +27,8 @@ class System(Loop):
 
     def begin(self) -> None: ...
 
-    def round(self, t: int, who: list[int], p: Floats) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def round(self, t: int, who: list[int], p: Floats) -> None: ...
 
     def uses(self) -> Floats | None:
         return None

@@ -25,7 +25,7 @@ from fedkin.threads import (
     without_denormals,
 )
 
-pytestmark = pytest.mark.skipif(not torch.set_flush_denormal(False), reason="the processor cannot flush them")
+flushing = pytest.mark.skipif(not torch.set_flush_denormal(False), reason="the processor cannot flush them")
 
 
 @pytest.fixture(autouse=True)
@@ -34,6 +34,7 @@ def as_before() -> Iterator[None]:
     torch.set_flush_denormal(False)
 
 
+@flushing
 @pytest.mark.parametrize("threads", [1, 2])
 def test_denormals_are_zero_in_all_threads(threads: int) -> None:
     seen: dict[int, list[float]] = {}
@@ -49,6 +50,7 @@ def test_denormals_are_zero_in_all_threads(threads: int) -> None:
     assert float((tiny * 1).sum()) > 0
 
 
+@flushing
 @pytest.mark.parametrize("wanted", [False, True])
 def test_the_setting_of_the_program_stays(wanted: bool) -> None:
     torch.set_flush_denormal(wanted)

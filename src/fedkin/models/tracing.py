@@ -8,6 +8,10 @@ from typing import Any
 from torch import Tensor, fx, nn
 
 
+class NoGraphError(Exception):
+    """What a module does cannot be said as a graph of its layers."""
+
+
 class _Tracer(fx.Tracer):
     """Parameters and buffers of a module are named in its graph; other tensors would be constants, and are refused."""
 
@@ -18,7 +22,7 @@ class _Tracer(fx.Tracer):
 
     def create_arg(self, a: Any) -> Any:
         if isinstance(a, Tensor) and id(a) not in self._own:
-            raise NotImplementedError("a tensor that the module computes from its parameters, or keeps elsewhere")
+            raise NoGraphError("a tensor that the module computes from its parameters, or keeps elsewhere")
         return super().create_arg(a)
 
 
@@ -41,7 +45,7 @@ def _recorded(tracer: fx.Tracer, net: nn.Module) -> Iterator[None]:
     """PyTorch's layers become nodes of the graph instead of being computed."""
     leaves = {name: layer for name, layer in net.named_modules() if name and tracer.is_leaf_module(layer, name)}
     if any("forward" in layer.__dict__ for layer in leaves.values()):
-        raise NotImplementedError("a layer with a `forward` of its own")
+        raise NoGraphError("a layer with a `forward` of its own")
     try:
         for name, layer in leaves.items():
             layer.forward = partial(_node, tracer, name)
