@@ -215,7 +215,7 @@ def test_a_section_of_a_page(compared: Path, tmp_path: Path) -> None:
     assert text.endswith("<!-- end tiny-compared -->\nafter\n")
     assert "old" not in text
     assert "by `fedkin compare tiny.toml` on" in text
-    assert text.count("| FedAvg, pooled") == 1
+    assert text.count("| FedAvg, pooled") == 2  # in the table of results and in that of costs
     assert write_section(compared / "tiny-compared", None, "") == []
 
 

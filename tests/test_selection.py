@@ -160,7 +160,8 @@ def test_table(run: Write, tmp_path: Path) -> None:
     assert shown is not None
     assert shown.title == "demo, chosen on validation: digits, 20 clients, a = 10, b = 1, softmax"
     assert shown.markdown() == (
-        "| method | chosen settings | accuracy | worst tenth | gain over alone | better off alone |\n"
+        "| method | chosen settings | accuracy of clients' models | worst tenth | gain over alone "
+        "| better off alone |\n"
         "| --- | --- | ---: | ---: | ---: | ---: |\n"
         "| Kin | γ=0.3 | **75.0 %** | **50.0 %** | +15.0 pp | 25 % |\n"
         "| FedAvg, pooled |  | 70.0 % | 25.0 % | +10.0 pp | — |\n"
@@ -179,7 +180,7 @@ def test_several_seeds_have_a_mean_and_its_standard_error(run: Write, tmp_path: 
     shown = chosen_table(collect(tmp_path))
     assert shown is not None
     assert shown.rows[0] == ("Kin", "", "3", "80.0 ± 5.8 %", "50.0 ± 0.0 %", "+20.0 ± 10.0 pp", "17 ± 17 %")
-    assert 'accuracy,"accuracy, standard error"' in shown.csv()
+    assert '''accuracy of clients' models,"accuracy of clients' models, standard error"''' in shown.csv()
 
 
 def test_a_seed_without_alone_is_said(run: Write, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import math
 import textwrap
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from fedkin.data.measure import ACCURACY, Measure
 from fedkin.errors import BadInput
 from fedkin.reports.answer.contenders import federation_title, fields_of
+from fedkin.reports.answer.costs import cost_notes, cost_table
 from fedkin.reports.answer.sentences import Answer, answer_of
 from fedkin.reports.chosen import chosen_figure
 from fedkin.reports.curves import curves
@@ -21,7 +23,7 @@ from fedkin.reports.page.document import can_make_page, page_of
 from fedkin.reports.pages import machine, with_section, write_pages
 from fedkin.reports.run import Run
 from fedkin.reports.runs import collect
-from fedkin.reports.selection import chosen_table, how_chosen
+from fedkin.reports.selection import chosen_table, how_chosen, methods
 from fedkin.reports.tables import Cell, Table, escaped, text_cell
 
 
@@ -176,11 +178,24 @@ def shown_tables(runs: Sequence[Run]) -> list[Table]:
     return [*([] if chosen and validated else [table(runs)]), *([chosen] if chosen else [])]
 
 
+def cost_tables(runs: Sequence[Run]) -> list[tuple[Table, str]]:
+    """Costs and fairness of the methods whose settings were chosen on validation, for each federation; with notes."""
+    if not methods(runs):
+        return []
+    found = []
+    for title, answer in conclusions(runs):
+        if answer.ranking is not None and len(answer.ranking.order) > 1:
+            one = cost_table(answer.ranking)
+            found.append((replace(one, title=": ".join(filter(None, [one.title, title]))), cost_notes(answer.ranking)))
+    return found
+
+
 def report_views(folder: Path | str, width: int) -> list[Any]:
     """For the terminal, for each experiment in a folder: the answer in words, and the tables."""
     found: list[Any] = []
     for peers in experiments(collect(folder)).values():
-        found += [conclusion_text(peers, width), *(table.rich() for table in shown_tables(peers))]
+        tables = [*shown_tables(peers), *(one for one, _ in cost_tables(peers))]
+        found += [conclusion_text(peers, width), *(table.rich() for table in tables)]
     return found
 
 
@@ -223,8 +238,9 @@ def write_section(folder: Path | str, page: Path | None, command: str) -> list[P
     runs = collect(folder)
     text = page.read_text(encoding="utf-8") if page.exists() else ""
     tables = [one.markdown().rstrip() for one in shown_tables(runs)]
+    costs = [text for one, notes in cost_tables(runs) for text in (one.markdown().rstrip(), notes)]
     origin = f"Written on {date.today().isoformat()} by `{command}` on {machine()}."
-    content = "\n\n".join([_conclusion_page(runs), *tables, f"{how_chosen(runs)}.", origin])
+    content = "\n\n".join([_conclusion_page(runs), *tables, f"{how_chosen(runs)}.", *costs, origin])
     return write_pages(page.parent, {page.name: with_section(text, Path(folder).name, content, "compare")})
 
 
@@ -266,9 +282,11 @@ def _section(runs: Sequence[Run], chosen: Table, measures: Sequence[Measure]) ->
         )
     if "seeds" in chosen.columns:
         notes.append("± is the standard error of the mean over seeds.")
+    costs = [(f"### {escaped(one.title)}", one.markdown().rstrip(), notes) for one, notes in cost_tables(runs)]
     return [
         "## Chosen on validation",
         chosen.markdown().rstrip("\n"),
         " ".join(notes),
+        *(paragraph for parts in costs for paragraph in parts),
         f"![{titles.capitalize()} of every client's model, and its mean over the rounds](chosen.png)",
     ]

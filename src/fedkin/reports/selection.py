@@ -175,9 +175,11 @@ def chosen_table(runs: Sequence[Run]) -> Table | None:
     seeded = any(len(method.chosen) > 1 for method in found)
     measures = []
     kinds = measures_of(run for method in found for run in method.chosen)
+    personal = any(math.isfinite(run.own_value) for method in found for run in method.chosen)
     for measure in kinds:
         of_which = f" by {measure.name}" if len(kinds) > 1 else ""
-        measures.append(value_column(measure, measure.name, lambda run: run.used_value))
+        whose = f"{measure.name} of clients' models" if personal else measure.name
+        measures.append(value_column(measure, whose, lambda run: run.used_value))
         measures.append(value_column(measure, f"worst tenth{of_which}", lambda run: run.used_worst_decile))
     marked = len(measures)
     measures += _against_alone(found)

@@ -6,4 +6,5 @@ contenders.py  `Contender`: a method as it enters the comparison, read from its 
 ranking.py     `Ranking`: the contenders of one federation in order, with differences from the best
 sentences.py   the ranking in words
 cautions.py    what could change the answer
+costs.py       what methods cost, and how evenly they serve the clients
 """

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 
 from fedkin.markup import Markup, concatenated, html_table, tag
 from fedkin.reports.answer.contenders import Contender, Field
+from fedkin.reports.answer.costs import TITLE as COSTS
+from fedkin.reports.answer.costs import cost_columns, cost_table
 from fedkin.reports.answer.intervals import Difference
 from fedkin.reports.answer.ranking import Ranking
 from fedkin.reports.answer.sentences import Answer
@@ -42,6 +44,7 @@ def section_of(about: Field, answer: Answer, name: str, title: str, points: int)
         parts.append(tag("h3", "Every method at its best setting" if about.validated else "Every setting"))
         parts.append(ranking_table(ranking))
         parts.append(_note(ranking, about))
+        parts += [tag("h3", COSTS), costs_table(ranking)]
     lines = [line for line in lines_of(about, ranking) if line.runs]
     labels = [line.label for line in lines]
     if points and lines:
@@ -83,23 +86,17 @@ def ranking_table(ranking: Ranking) -> Markup:
     columns = [
         ("method", "the algorithm"),
         ("setting", "the values chosen on validation samples"),
-        (score.name, "of the models that clients use, on their own test samples; mean over seeds and clients"),
+        (f"{score.name} of clients' models", "those that clients use, on their own test samples; mean over seeds"),
         ("difference", "from the best method, with its paired 95 % interval"),
         ("verdict", "tied: the interval contains 0, no measurable difference; reference: no federation has it"),
         ("worst tenth", f"mean {score.name} of the tenth of the clients for which it is worst"),
         ("better off alone", "share of clients whose model trained alone is better"),
-        ("global model", f"{score.name} of the one global model on everybody's test samples"),
-        ("rounds", "rounds of communication"),
-        ("MB down", "megabytes that a sampled client receives in all rounds"),
-        ("MB up", "megabytes that a sampled client sends in all rounds"),
-        ("seconds", "of computation, on the machine of the runs"),
     ]
     spent = {one.label: next(filter(None, map(epsilon_text, one.runs)), "") for one in everyone}
     columns += [("ε", "of one run, by differential privacy of whole clients")] if any(spent.values()) else []
     for one in everyone:
         gap = ranking.behind.get(one.label)
         alone = ranking.better_alone(one)
-        down, up = (NEVER, NEVER) if one.reference else (_cost(one, "bytes_down"), _cost(one, "bytes_up"))
         rows.append(
             [
                 one.label,
@@ -109,16 +106,18 @@ def ranking_table(ranking: Ranking) -> Markup:
                 verdict(gap, one),
                 score.text(_mean(one, [score.worst(run) for run in one.runs])),
                 NEVER if alone is None else f"{100 * alone.share:.0f} %",
-                score.text(_mean(one, [score.common(run) for run in one.runs])),
-                f"{_mean(one, [float(len(run.series('round'))) for run in one.runs]):g}",
-                down,
-                up,
-                f"{_mean(one, [run.seconds for run in one.runs]):.1f}",
                 *([spent[one.label] or NEVER] if any(spent.values()) else []),
             ]
         )
     numeric = [title not in ("method", "setting", "verdict") for title, _ in columns]
     return html_table(columns, rows, numeric, "Methods, the best first")
+
+
+def costs_table(ranking: Ranking) -> Markup:
+    """One row for each method: its global model, fairness, and what it costs."""
+    columns, shown = cost_columns(ranking), cost_table(ranking)
+    head = [("method", ""), *((column.title, column.meaning) for column in columns)]
+    return html_table(head, shown.rows, [False] + [True] * len(columns), "Means over seeds")
 
 
 def verdict(gap: Difference | None, one: Contender) -> str:
@@ -137,12 +136,6 @@ def _difference_cell(gap: Difference | None, ranking: Ranking) -> str:
         ranking.score.number(value, signed=True) for value in gap.seen_from_the_other(ranking.score.sign)
     )
     return f"{mean} ({low} to {high})" if gap.has_interval else mean
-
-
-def _cost(one: Contender, key: str) -> str:
-    """Megabytes of a client that is sampled in every round."""
-    value = _mean(one, [float(run.series(key).sum()) / 1e6 for run in one.runs])
-    return NEVER if math.isnan(value) else f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
 
 
 def _mean(one: Contender, values: Sequence[float]) -> float:
@@ -164,9 +157,7 @@ def _note(ranking: Ranking, about: Field) -> Markup:
         )
     if len(ranking.behind) > 5:
         words.append("Each interval holds by itself with 95 %; among many, one may miss by chance.")
-    words.append(
-        "MB are of one client that is sampled in every round. Explanations of columns are shown on their heads."
-    )
+    words.append("Explanations of columns are shown on their heads.")
     return tag("p", " ".join(words), class_="note")
 
 
