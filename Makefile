@@ -29,6 +29,7 @@ docs: $(READY)  ## regenerate the figures of the README and the pages (not the b
 	$(BIN)/fedkin run --out build
 	$(BIN)/fedkin report build/demo
 	cp build/demo/chosen.png docs/demo.png
+	PYTHONPATH=tools $(BIN)/python -m browser build/demo/report.html docs/report.png
 	$(BIN)/fedkin theory --out build
 	$(BIN)/fedkin theory --quadratic --out build
 	PYTHONPATH=tools $(BIN)/python -m algorithm_table

@@ -4,15 +4,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import matplotlib.pyplot as plt
 import pytest
 
-from browser import launched, needs_browser, opened
+from browser import NO_BROWSER, chromium, launched, opened, picture
 from fedkin.reports.page.document import page_of
 from fedkin.reports.runs import collect
 from page_runs import write_comparison_of
 from test_page import EVIL
 
-pytestmark = needs_browser
+pytestmark = pytest.mark.skipif(chromium() is None, reason=NO_BROWSER)
 
 
 @pytest.fixture(scope="module")
@@ -103,3 +104,14 @@ def test_it_prints(browser: Any, page_file: Path) -> None:
         assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
         assert not page.get_by_role("button", name="none").is_visible()
         assert len(page.pdf()) > 10_000
+
+
+def test_a_picture_ends_below_the_table_of_costs(browser: Any, page_file: Path, tmp_path: Path) -> None:
+    """As wide as it is asked to be, and higher than wide windows are: both tables are in it, the charts are not."""
+    picture(browser, page_file, tmp_path / "top.png", width=900)
+    high, wide = plt.imread(tmp_path / "top.png").shape[:2]
+    with opened(browser, page_file, viewport={"width": 900, "height": 900}) as page:
+        costs = page.get_by_role("region", name="Means over seeds").bounding_box()
+        legend = page.locator("fieldset.legend").first.bounding_box()
+    assert wide == 900
+    assert costs["y"] + costs["height"] < high < legend["y"] + legend["height"]

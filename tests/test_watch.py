@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from browser import drawn, launched, needs_browser, opened, until
+from browser import NO_BROWSER, chromium, drawn, launched, opened, until
 from fedkin.errors import BadInput
 from fedkin.reports.page import server as serving
 from fedkin.reports.page.server import PageServer, state_text
@@ -116,7 +116,7 @@ def test_the_command_ends_with_a_sentence(tmp_path: Path) -> None:
     assert process.returncode == 0
 
 
-@needs_browser
+@pytest.mark.skipif(chromium() is None, reason=NO_BROWSER)
 def test_the_page_renews_itself_and_keeps_choices(server: PageServer, tmp_path: Path) -> None:
     write_comparison_of(tmp_path)
     with launched() as browser, opened(browser, server.address) as page:

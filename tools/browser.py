@@ -1,15 +1,17 @@
-"""A real browser for tests of pages: Chromium, if the machine has one."""
+"""Pages in a real browser: for their tests, and for their pictures in the documentation.
+
+`python -m browser REPORT.html PICTURE.png` makes a picture of the top of a report, down to the costs.
+"""
 
 import contextlib
 import os
 import shutil
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 FLAGS = [
     "--no-sandbox",
@@ -28,9 +30,7 @@ def chromium() -> str | None:
     return os.environ.get("FEDKIN_BROWSER") or next(filter(None, map(shutil.which, names)), None)
 
 
-needs_browser = pytest.mark.skipif(
-    chromium() is None, reason="no Chromium on this machine: apt-get install chromium, or set FEDKIN_BROWSER"
-)
+NO_BROWSER = "no Chromium on this machine: apt-get install chromium, or set FEDKIN_BROWSER"
 
 
 @contextmanager
@@ -78,3 +78,18 @@ def until(page: Any, condition: str, seconds: float = 60.0) -> None:
                 return
         page.wait_for_timeout(50)
     raise AssertionError(f"not within {seconds:g} s: {condition}; the page says {page.said}")
+
+
+def picture(browser: Any, report: Path, target: Path, width: int = 1180) -> None:
+    """The top of a report, as wide as a browser's window: the answer and the tables of its first section."""
+    with opened(browser, report, viewport={"width": width, "height": 900}) as page:
+        bottom = "document.querySelectorAll('section table')[1].getBoundingClientRect().bottom + window.scrollY"
+        height = page.evaluate(bottom) + 24
+        page.screenshot(path=target, full_page=True, clip={"x": 0, "y": 0, "width": width, "height": height})
+
+
+if __name__ == "__main__":
+    if chromium() is None:
+        sys.exit(NO_BROWSER)
+    with launched() as running:
+        picture(running, Path(sys.argv[1]), Path(sys.argv[2]))
