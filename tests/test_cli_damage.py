@@ -1,11 +1,13 @@
 """Run folders that were damaged: one sentence, or the run is done again."""
 
+import io
 import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from command_line import RACE, Refusal
 from fedkin.errors import BadInput
@@ -79,13 +81,14 @@ def test_reports_of_any_values(file: str, value: Any, damaged: Path) -> None:
     path = damaged / file
     text = path.read_text()
     lines = text.splitlines() if file == "rounds.jsonl" else [text]
+    console = Console(file=io.StringIO(), width=60)
     for key in json.loads(lines[0]):
         path.write_text("\n".join([json.dumps({**json.loads(lines[0]), key: value}), *lines[1:], ""]))
         runs = collect("results")
         assert len(runs) in (4, 5)
         compared = report.table(runs)
         (compared.markdown() + compared.csv()).encode()
-        compared.rich()
+        console.print(compared)
 
 
 def test_nothing_but_damaged_runs(damaged: Path) -> None:

@@ -101,7 +101,7 @@ def test_where_they_are_shown(tmp_path: Path) -> None:
     method(tmp_path, FEDAVG, 20, 0.8)
     assert cost_tables(collect(tmp_path)) == []
     method(tmp_path, DITTO, 5, 0.9)
-    assert [view.title.plain for view in report_views(tmp_path, 80)[1:]][-1] == "Global model, fairness and costs"
+    assert [view.title for view in report_views(tmp_path, 80)[1:]][-1] == "Global model, fairness and costs"
     write(tmp_path / "demo")
     text = (tmp_path / "demo" / "report.md").read_text()
     assert text.index("## Chosen on validation") < text.index("### Global model, fairness and costs")

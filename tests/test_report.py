@@ -58,7 +58,7 @@ def test_table_of_a_small_experiment(run: Write, tmp_path: Path) -> None:
     assert shown.values[3][:3] == ("FedKin β=0.5", 15.0, 20 / 15)
     console = Console(width=100, force_terminal=True, color_system="standard")
     with console.capture() as captured:
-        console.print(shown.rich())
+        console.print(shown)
     bold = [text.strip() for text in re.findall("\x1b\\[1m(.*?)\x1b", captured.get())]
     assert [text for text in bold if text[:1].isdigit()] == [
         "3.0",

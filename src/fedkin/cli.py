@@ -334,7 +334,7 @@ def theory(
     for found in reports:
         console().print(f"{found.title}\n{found.facts}\n", soft_wrap=True)
         for table in found.tables:
-            console().print(table.rich())
+            console().print(table)
         for path in found.files:
             console().print(f"wrote {path}", soft_wrap=True)
 
@@ -375,7 +375,7 @@ def reproduce(
             run=not show, fresh=fresh, page=page, listener=listener, on=on,
         )  # fmt: skip
     for table in shown.tables:
-        console().print(table.rich())
+        console().print(table)
     for note in shown.notes:
         console().print(note, soft_wrap=True)
     for path in shown.files:

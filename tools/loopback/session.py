@@ -43,7 +43,7 @@ def show(given: argparse.Namespace) -> None:
         ids = {name: federation.run(given.app, {**settings, "algorithms": name}) for name in names}
         runs = {name: Run(federation, run, out / name, federation.began[run]) for name, run in ids.items()}
         Session(federation, listener, given.nodes, given.rounds, runs, before).watch()
-    screen.print(table([run for run in collect(out) if run.name in names]).rich())
+    screen.print(table([run for run in collect(out) if run.name in names]))
     screen.print(f"All processes are stopped. Results are in {given.out}.", soft_wrap=True)
 
 

@@ -90,7 +90,7 @@ def run_benchmarks(
         results = [MEASUREMENTS[name].run(workloads, options, meter) for name in measurements]
     for result in results:
         for table in result.tables:
-            console.print(table.rich())
+            console.print(table)
         for note in result.notes:
             console.print(note, markup=False, highlight=False, soft_wrap=True)
     console.print(f"{facts['date']}, {facts['machine']}", highlight=False)

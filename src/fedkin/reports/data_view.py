@@ -98,11 +98,10 @@ def _of_clients(config: Experiment, own: OwnClients, federation: Federation) -> 
     rows = int(own.samples.sizes.sum())
     columns = f" from {len(own.kinds)} columns" if own.kinds is not None else f", {_scaled(config, own)}"
     head = f"{config.data.source}: {len(own.samples.y)} clients, {rows:,} rows, {federation.features} features{columns}"
-    parts: list[RenderableType] = [Text(head, style="bold"), Text(_target_text(own))]
-    parts.append(_client_table(own, federation).rich())
+    parts: list[RenderableType] = [Text(head, style="bold"), Text(_target_text(own)), _client_table(own, federation)]
     if own.kinds is not None:
-        parts.append(_column_table(own, federation).rich())
-        parts += [table.rich() for table in _missing_tables(own)]
+        parts.append(_column_table(own, federation))
+        parts += _missing_tables(own)
     return parts
 
 
@@ -219,7 +218,7 @@ def _of_dataset(config: Experiment, dataset: Dataset) -> list[RenderableType]:
     for name in sorted(dataset.groups_train):
         number = len(np.unique(dataset.groups_train[name]))
         parts.append(Text(f"group '{name}': {number:,} in the training part (partition.group = '{name}')"))
-    return [*parts, Text(_target_text(dataset)), _target_table(dataset).rich()]
+    return [*parts, Text(_target_text(dataset)), _target_table(dataset)]
 
 
 def _target_table(dataset: Dataset) -> Table:

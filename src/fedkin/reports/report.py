@@ -195,7 +195,7 @@ def report_views(folder: Path | str, width: int) -> list[Any]:
     found: list[Any] = []
     for peers in experiments(collect(folder)).values():
         tables = [*shown_tables(peers), *(one for one, _ in cost_tables(peers))]
-        found += [conclusion_text(peers, width), *(table.rich() for table in tables)]
+        found += [conclusion_text(peers, width), *tables]
     return found
 
 

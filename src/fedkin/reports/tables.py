@@ -3,14 +3,18 @@
 import csv
 import io
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import rich.box
 import rich.table
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
 NEVER = "—"
 NOT_RUN = "not run"
+LEAST_TEXT, GAP = 12, 2  # characters: of text whose long words are broken, and between columns
 
 
 @dataclass(frozen=True)
@@ -52,18 +56,41 @@ class Table:
     def _is_numeric(self, column: int) -> bool:
         return not any(isinstance(row[column].value, str) for row in self.cells)
 
-    def rich(self) -> rich.table.Table:
-        """The table for a terminal."""
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """The table in a terminal: one too narrow for it wraps titles and texts before numbers."""
         # `Text` throughout: Rich would interpret a bracket in a name as markup.
         title = Text(self.title) if self.title else None
         shown = rich.table.Table(
             title=title, title_justify="left", box=rich.box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True
         )
+        widths = self._widths(options.max_width)
         for number, column in enumerate(self.columns):
-            shown.add_column(Text(column), justify="right" if self._is_numeric(number) else "left")
+            width = widths[number] if widths else None
+            is_number = self._is_numeric(number)
+            shown.add_column(Text(column), justify="right" if is_number else "left", overflow="fold", width=width)
         for row in self.cells:
             shown.add_row(*(Text(cell.text, style="bold" if cell.best else "") for cell in row))
-        return shown
+        yield shown
+
+    def _widths(self, room: int) -> list[int] | None:
+        """Widths of the columns where not all fit side by side: the widest give way, names and numbers last.
+
+        None if all fit, or if not even the words do: Rich decides then.
+        """
+        room -= GAP * len(self.columns)
+        columns = [[title, *(row[k].text for row in self.cells)] for k, title in enumerate(self.columns)]
+        widths = [_widest(texts) for texts in columns]
+        words = [_widest([word for text in texts for word in text.split()]) for texts in columns]
+        cells = [_widest([*title.split(), *texts]) for title, *texts in columns]
+        kept = [k == 0 or self._is_numeric(k) for k in range(len(columns))]
+        whole_words = [cells[k] if kept[k] else words[k] for k in range(len(columns))]
+        broken_words = [cells[k] if kept[k] else min(LEAST_TEXT, words[k]) for k in range(len(columns))]
+        least = next((each for each in (whole_words, broken_words, words) if sum(each) <= room), None)
+        if least is None or sum(widths) <= room:
+            return None
+        while sum(widths) > room:
+            widths[max(range(len(widths)), key=lambda k: widths[k] if widths[k] > least[k] else 0)] -= 1
+        return widths
 
     def markdown(self) -> str:
         """The table in Markdown."""
@@ -92,6 +119,10 @@ class Table:
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows([head, *lines])
         return text.getvalue()
+
+
+def _widest(texts: Sequence[str]) -> int:
+    return max(map(cell_len, texts), default=0)
 
 
 def escaped(text: str) -> str:
