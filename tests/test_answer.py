@@ -10,7 +10,8 @@ from fedkin.reports.answer.contenders import Contender, Field
 from fedkin.reports.answer.intervals import Difference, paired_difference
 from fedkin.reports.answer.ranking import difference, ranked
 from fedkin.reports.answer.scores import Score
-from fedkin.reports.answer.sentences import Answer, answer_of, interval_text
+from fedkin.reports.answer.sentences import Answer, answer_of
+from fedkin.reports.answer.words import interval_text
 from fedkin.reports.selection import Edge
 
 ACCURACY_SCORE, ERROR = Score(ACCURACY), Score(MSE)

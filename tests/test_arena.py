@@ -208,12 +208,12 @@ def test_the_page_says_how_settings_were_chosen(compared: Path) -> None:
 
 def test_a_section_of_a_page(compared: Path, tmp_path: Path) -> None:
     page = tmp_path / "RESULTS.md"
-    page.write_text("before\n<!-- compare tiny-compared -->\nold\n<!-- end tiny-compared -->\nafter\n")
+    page.write_text("before\n<!-- compare tiny-compared -->\nstale\n<!-- end tiny-compared -->\nafter\n")
     assert write_section(compared / "tiny-compared", page, "fedkin compare tiny.toml") == [page]
     text = page.read_text()
     assert text.startswith("before\n<!-- compare tiny-compared -->\n**")
     assert text.endswith("<!-- end tiny-compared -->\nafter\n")
-    assert "old" not in text
+    assert "stale" not in text
     assert "by `fedkin compare tiny.toml` on" in text
     assert text.count("| FedAvg, pooled") == 2  # in the table of results and in that of costs
     assert write_section(compared / "tiny-compared", None, "") == []

@@ -149,10 +149,12 @@ def _guessed(found: NDArray[Any], where: str) -> str:
     seen = f"{where} has {len(distinct):,} different whole numbers from {distinct[0]:g} to {distinct[-1]:g}"
     if counts.min() < RARE:
         raise BadInput(
-            f"{seen}, which can be classes or a quantity: set data.task (in Python: task) to 'classes' or 'regression'"
+            f"{seen}, which can be classes or a quantity: say which, --set data.task=classes or regression "
+            "(in Python: task='classes')"
         )
     warnings.warn(
-        f"{seen}, which are taken as classes: if they are a quantity, set data.task (in Python: task) to 'regression'",
+        f"{seen}, which are taken as classes: if they are a quantity, --set data.task=regression "
+        "(in Python: task='regression')",
         stacklevel=2,
     )
     return "classes"

@@ -37,7 +37,8 @@ class ResultColumn:
         spread = math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1))
         if standard_error:
             spread /= math.sqrt(len(values))
-        text = f"{printed(self.many, mean)} ± {printed(self.many, spread).removeprefix('+')}{self.unit}"
+        form = with_decimals_of(self.many, spread)
+        text = f"{printed(form, mean)} ± {printed(form, spread).removeprefix('+')}{self.unit}"
         return Cell(text + part, mean, spread, count)
 
 
@@ -59,6 +60,18 @@ def measures_of(runs: Iterable[Run]) -> list[Measure]:
 def printed(form: str, value: float) -> str:
     """A formatted value without its percent sign, which is the unit of the measure."""
     return form.format(value).removesuffix("%")
+
+
+def with_decimals_of(form: str, spread: float) -> str:
+    """A format of significant digits as one of decimals: those of two digits of a spread, for it and its mean.
+
+    >>> with_decimals_of("{:+.4g}", 0.0123), with_decimals_of("{:.4g}", 345.6), with_decimals_of("{:.1%}", 0.1)
+    ('{:+.3f}', '{:.0f}', '{:.1%}')
+    """
+    if not form.endswith("g}") or not spread:
+        return form
+    decimals = max(0, 1 - math.floor(math.log10(spread)))
+    return f"{form[: form.index('.')]}.{decimals}f}}"
 
 
 def mark_best(

@@ -4,16 +4,18 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fedkin.algorithms import label_of
 from fedkin.reports.answer.cautions import cautions_of
 from fedkin.reports.answer.contenders import Contender, Field
-from fedkin.reports.answer.intervals import LEVEL, Difference
-from fedkin.reports.answer.ranking import FEDAVG, FINE_TUNED, SPOKEN_BASELINES, Ranking, ranked
+from fedkin.reports.answer.intervals import Difference
+from fedkin.reports.answer.ranking import FEDAVG, FINE_TUNED, Ranking, ranked
 from fedkin.reports.answer.scores import Score
+from fedkin.reports.answer.ties import thrift_sentences, ties_sentence
+from fedkin.reports.answer.words import capital, interval_text, spoken
 from fedkin.reports.labels import listed
 from fedkin.reports.selection import ALONE
 
 MOST_NAMED = 8  # so many names are listed in a sentence
+MANY_TIES = 3  # more of them are one sentence
 
 
 @dataclass(frozen=True)
@@ -66,21 +68,29 @@ def _headline(ranking: Ranking) -> str:
     lead = _lead(second, ranking.behind[second.label], score)
     if best.algorithm in (FINE_TUNED, ALONE):
         return f"Nothing beats {spoken(best)}: {reaches}, {lead}."
-    for algorithm in (FINE_TUNED, ALONE):
-        base = ranking.first_of(algorithm)
-        if base is not None and not (over := ranking.behind[base.label]).is_better:
-            known = "no measurable difference" if over.is_tie else "which may be chance: there is no interval"
-            return (
-                f"Nothing measurably beats {spoken(base)}: {spoken(best)} has {reaches}, "
-                f"{score.amount(over.mean)} better, {known}."
-            )
+    if unbeaten := [base for base in _baselines(ranking) if not ranking.behind[base.label].is_better]:
+        over = [ranking.behind[base.label] for base in unbeaten]
+        is_tie = all(gap.is_tie for gap in over)
+        return (
+            f"Nothing measurably beats {' or '.join(map(spoken, unbeaten))}: {spoken(best)} has {reaches}, "
+            f"{_amounts(over, score)} better, "
+            f"{'no measurable difference' if is_tie else 'which may be chance: there is no interval'}."
+        )
     if ranking.tied:
         names = listed([spoken(best), *(spoken(other) for other in ranking.tied)])
         values = listed([score.text(one.mean) for one in [best, *ranking.tied]])
-        return (
-            f"{_capital(names)} are tied for best: {score.name} {values} {_where(ranking)}, no measurable difference."
-        )
-    return f"{_capital(spoken(best))} is best: {reaches}, {lead}."
+        return f"{capital(names)} are tied for best: {score.name} {values} {_where(ranking)}, no measurable difference."
+    return f"{capital(spoken(best))} is best: {reaches}, {lead}."
+
+
+def _baselines(ranking: Ranking) -> list[Contender]:
+    """Fine-tuned FedAvg and training alone: what anybody could use instead."""
+    return [base for name in (FINE_TUNED, ALONE) if (base := ranking.first_of(name)) is not None]
+
+
+def _amounts(gaps: Sequence[Difference], score: Score) -> str:
+    """Differences in words: `1.4 and 2.0 points`."""
+    return listed([*(score.number(abs(gap.mean)) for gap in gaps[:-1]), score.amount(gaps[-1].mean)])
 
 
 def _lead(second: Contender, gap: Difference, score: Score) -> str:
@@ -94,27 +104,6 @@ def _lead(second: Contender, gap: Difference, score: Score) -> str:
     return f"{score.amount(gap.mean)} better than the next, {spoken(second)}, which may be chance: there is no interval"
 
 
-NO_INTERVAL = "no interval: there is one seed and no result of single clients"
-
-
-def interval_text(gap: Difference, score: Score) -> str:
-    """An interval in words: `95 % interval 2.9 to 9.8 points, paired over 24 clients`."""
-    if not gap.has_interval:
-        return NO_INTERVAL
-    ends = f"{score.number(gap.low)} to {score.number(gap.high)}{score.points}"
-    return f"{100 * LEVEL:.0f} % interval {ends}, paired over {gap.pairs} {gap.over}"
-
-
-def spoken(contender: Contender) -> str:
-    """The name of a method in a sentence; baselines in words."""
-    plain_label = contender.label == label_of(contender.algorithm)
-    return (
-        SPOKEN_BASELINES[contender.algorithm]
-        if plain_label and contender.algorithm in SPOKEN_BASELINES
-        else contender.label
-    )
-
-
 def _where(ranking: Ranking) -> str:
     if any(one.clients for one in ranking.order):
         return "on the clients' own test samples"
@@ -126,15 +115,20 @@ def _where(ranking: Ranking) -> str:
 
 def _details(ranking: Ranking) -> list[str]:
     best, score = ranking.best, ranking.score
-    rivals = [*ranking.order[1:2], *ranking.tied, *map(ranking.first_of, (FINE_TUNED, ALONE, FEDAVG))]
-    others = {one.label: one for one in rivals if one is not None and one is not best}
-    found = [_against(best, one, ranking.behind[label], score) for label, one in others.items()]
+    always = [*ranking.order[1:2], *_baselines(ranking), *filter(None, [ranking.first_of(FEDAVG)])]
+    tied = [one for one in ranking.tied if one not in always]
+    apart = [] if len(tied) > MANY_TIES else tied
+    shown = {one.label: one for one in (*ranking.order[1:2], *apart, *always) if one is not best}
+    found = [_against(best, one, ranking.behind[label], score) for label, one in shown.items()]
+    if len(tied) > MANY_TIES:
+        found.append(ties_sentence(ranking, tied))
+    found += thrift_sentences(ranking)
     if (alone := _alone_sentence(ranking)) is not None:
         found.append(alone)
     return [
         *found,
         *(
-            f"{_capital(one.label)}, with all samples in one place, which no federation has: "
+            f"{capital(one.label)}, with all samples in one place, which no federation has: "
             f"{score.name} {score.text(one.mean)}."
             for one in ranking.references
         ),
@@ -142,7 +136,7 @@ def _details(ranking: Ranking) -> list[str]:
 
 
 def _against(best: Contender, base: Contender, gap: Difference, score: Score) -> str:
-    name = f"{_capital(spoken(base))} has {score.text(base.mean)}: "
+    name = f"{capital(spoken(base))} has {score.text(base.mean)}: "
     if gap.is_better:
         return f"{name}{spoken(best)} is {score.amount(gap.mean)} better ({interval_text(gap, score)})."
     if gap.is_tie:
@@ -178,13 +172,3 @@ def _named(names: Sequence[str]) -> str:
     shown = list(names[:MOST_NAMED])
     rest = len(names) - len(shown)
     return ", ".join(shown) + (f" and {rest} more" if rest else "")
-
-
-def _capital(text: str) -> str:
-    """The beginning of a sentence; names such as pFedMe stay as they are.
-
-    >>> _capital("training alone"), _capital("pFedMe")
-    ('Training alone', 'pFedMe')
-    """
-    first = text.partition(" ")[0]
-    return text if first != first.lower() else text[:1].upper() + text[1:]
