@@ -217,7 +217,7 @@ def test_what_could_change_the_answer() -> None:
         "Kin: the best β = 0.1 is the smallest that was tried",
         "rows that are missing here: finetuned, alone.",
         "different numbers of settings to choose from: Kin 5, FedAvg 9.",
-        "1 of 2 clients have fewer than 30 test samples: at client a one sample of 10 is 10.0 points",
+        "1 of 2 clients has fewer than 30 test samples: at client a one sample of 10 is 10.0 points",
     ):
         assert words in cautions
 

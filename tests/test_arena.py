@@ -1,35 +1,28 @@
-"""Comparisons: the same budget for all, choices on validation samples, fresh seeds, and an answer that is honest."""
+"""Comparisons: the same budget for all, choices on validation samples, and fresh seeds."""
 
 import json
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
-from fedkin import FedAvg, Local, build_graph, build_model, federate, load
-from fedkin.algorithms import Algorithm, Round, ServerState, label_of
 from fedkin.algorithms.search import Between, OneOf, Search, points
 from fedkin.arena import Budget, compare
 from fedkin.arena.comparison import FINALS, _works
 from fedkin.arena.entrants import SEARCHED_STEP, entrants
 from fedkin.arena.spaces import page_with_spaces
 from fedkin.arena.trials import Trial, Trials, edges, rungs_of, sizes_of
-from fedkin.data.measure import ACCURACY
-from fedkin.engine.simulation import Simulation
 from fedkin.errors import BadInput
-from fedkin.reports.answer.contenders import Contender, Field, field_of
-from fedkin.reports.answer.scores import Score
-from fedkin.reports.answer.sentences import answer_of
+from fedkin.reports.answer.contenders import field_of
 from fedkin.reports.curves import curves
 from fedkin.reports.report import write_section
 from fedkin.reports.runs import collect
 from fedkin.reports.selection import how_chosen
-from fedkin.types import Integers, Record
+from fedkin.types import Record
 
 TINY: dict[str, Any] = {
     "name": "tiny",
@@ -41,30 +34,6 @@ TINY: dict[str, Any] = {
     "algorithm": [{"name": "fedprox"}, {"name": "fedavg"}],
 }
 SMALL = Budget(trials=3, seeds=2)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Planted(FedAvg):
-    """FedAvg from a good model: better than FedAvg in few rounds, by construction."""
-
-    def start(self, model: torch.Tensor, round: Round) -> ServerState:
-        if model.shape[-1] == 1:  # only names are asked for
-            return {"model": model}
-        digits = load("digits")
-        x, y = torch.as_tensor(digits.x_train).float().reshape(len(digits.y_train), -1), digits.y_train
-        target = torch.nn.functional.one_hot(torch.as_tensor(y).long(), 10).float()
-        ones = torch.cat([x, torch.ones(len(x), 1)], dim=1)
-        w = torch.linalg.lstsq(ones.T @ ones + 10 * torch.eye(65), ones.T @ target).solution  # (65, 10)
-        return {"model": torch.cat([10 * w[:-1].T.flatten(), 10 * w[-1]]).expand_as(model).clone()}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Twin(Algorithm):
-    """FedAvg under another name, which draws its clients with other random numbers."""
-
-    def select(self, server: ServerState, round: Round, losses: Any) -> Integers:
-        assert round.take_part is not None
-        return round.who[np.sort(round.random("twin").choice(len(round), round.take_part, replace=False))]
 
 
 # -- search spaces -----------------------------------------------------------------------------------------------------
@@ -148,16 +117,23 @@ def summaries(folder: Path) -> dict[str, Record]:
     return {path.parent.name: json.loads(path.read_text()) for path in folder.glob("*/summary.json")}
 
 
+def trials_of(out: Path) -> list[list[Record]]:
+    """The trials in the file, of each method."""
+    found: dict[str, list[Record]] = {}
+    for one in json.loads((out / "tiny-compared-tuning" / "trials.json").read_text())["trials"]:
+        found.setdefault(json.dumps(one["method"]), []).append(one)
+    return list(found.values())
+
+
 def comparison(out: Path) -> Record:
     found: Record = json.loads((out / "tiny-compared" / "comparison.json").read_text())
     return found
 
 
 def test_all_methods_have_the_same_budget(compared: Path) -> None:
-    trials = json.loads((compared / "tiny-compared-tuning" / "trials.json").read_text())["trials"]
     record = comparison(compared)
     assert [entry["trials"] for entry in record["methods"]] == [3] * 5
-    for each in trials.values():
+    for each in trials_of(compared):
         assert len(each) == 3
         assert all("2" in one["losses"] for one in each)
         better = sorted(each, key=lambda one: one["losses"]["2"])[:2]  # after a tenth of the rounds; both go on
@@ -169,8 +145,7 @@ def test_all_methods_have_the_same_budget(compared: Path) -> None:
 
 
 def test_the_lowest_validation_loss_is_chosen_and_runs_on_fresh_seeds(compared: Path) -> None:
-    trials = json.loads((compared / "tiny-compared-tuning" / "trials.json").read_text())["trials"]
-    for entry, each in zip(comparison(compared)["methods"], trials.values(), strict=True):
+    for entry, each in zip(comparison(compared)["methods"], trials_of(compared), strict=True):
         best = min((one for one in each if "20" in one["losses"]), key=lambda one: one["losses"]["20"])
         assert entry["validation_loss"] == best["losses"]["20"]
         assert list(entry["chosen"].values()) == list(best["settings"].values())
@@ -180,6 +155,37 @@ def test_the_lowest_validation_loss_is_chosen_and_runs_on_fresh_seeds(compared: 
         config = json.loads((compared / "tiny-compared" / name / "config.json").read_text())
         assert config["seed"] in (1, 2)  # the trials had seed 0
         assert config["partition"]["validation"] == 0.2
+
+
+def test_other_methods_join_and_leave_without_repeating_trials(compared: Path, tmp_path: Path) -> None:
+    """SCAFFOLD in place of FedProx, and back: what was done is not done again, and reports have who is compared."""
+
+    def written() -> dict[Path, int]:
+        return {path: path.stat().st_mtime_ns for path in tmp_path.glob("tiny-compared*/*/rounds.jsonl")}
+
+    def labels() -> set[str]:
+        return {one.label for one in field_of(collect(tmp_path / "tiny-compared")).contenders}
+
+    shutil.copytree(compared, tmp_path, dirs_exist_ok=True)
+    before = written()
+    compare(TINY, algorithms=["scaffold"], budget=SMALL, out=tmp_path, on="process")
+    after = written()
+    assert before.items() <= after.items()
+    assert len(after) == len(before) + 3 + 2
+    assert labels() == {"Alone", "FedAvg", "FineTuned", "SCAFFOLD", "FedAvg, pooled"}
+    compare(TINY, budget=SMALL, out=tmp_path, on="process")
+    assert written() == after
+    assert labels() == {"Alone", "FedAvg", "FineTuned", "FedProx", "FedAvg, pooled"}
+
+
+def test_an_algorithm_beside_the_file_can_be_named(tmp_path: Path) -> None:
+    """Its module is found there by the command's option as by the file itself."""
+    (tmp_path / "own_arena.py").write_text("from fedkin.algorithms import FedAvg\n\n\nclass Mine(FedAvg):\n    pass\n")
+    (tmp_path / "mine.toml").write_text("rounds = 2\npartition.clients = 4\nlocal.epochs = 1\n")
+    found = compare(
+        tmp_path / "mine.toml", algorithms=["own_arena:Mine"], budget=Budget(1, 1), out=tmp_path, on="process"
+    )
+    assert "Mine" in [entry.method.label for entry in found.entries]
 
 
 def test_the_report_has_a_row_for_each_method_with_its_trials(compared: Path) -> None:
@@ -276,54 +282,6 @@ def test_a_larger_budget_keeps_the_trials_of_a_smaller_one(tmp_path: Path) -> No
     assert len(unchanged) >= len(before) - 4  # a method may let one more of its trials go on
 
 
-# -- honesty -----------------------------------------------------------------------------------------------------------
-
-
-def contenders(values: Mapping[str, Iterable[float]]) -> Field:
-    found = [
-        Contender(label_of(name), name, "", {str(k): v for k, v in enumerate(each)}) for name, each in values.items()
-    ]
-    return Field((), tuple(found), Score(ACCURACY), True)
-
-
-def test_two_copies_of_fedavg_are_a_tie() -> None:
-    """In at least 95 of 100 comparisons over five seeds; one copy draws other clients than the other."""
-    federation = federate(load("digits"), clients=12, class_imbalance=3, seed=1)
-    graph, model = build_graph(federation, "uniform"), build_model(federation)
-    weights = graph.weights("samples", federation.train.sizes)
-    work = Local(epochs=1, batch_size=64, order="fixed")
-    whole = Simulation(federation, model, FedAvg(step_size=0.1), graph, weights, work, take_part=4)
-
-    def value(kind: type[Algorithm], seed: int) -> float:
-        simulation = replace(whole, algorithm=kind(step_size=0.1), seed=seed)
-        state = simulation.start()
-        for _ in range(2):
-            state = simulation.advance(state)
-        right = model.scores(state.model, federation.test.x).argmax(-2).flatten() == federation.test.y
-        return float(right.double().mean())
-
-    def values(kind: type[Algorithm], first: int) -> list[float]:
-        return [value(kind, seed) for seed in range(first, first + 5)]
-
-    ties = 0
-    for first in range(0, 500, 5):
-        answer = answer_of(contenders({"fedavg": values(FedAvg, first), "twin": values(Twin, first)}))
-        ties += "tied for best" in answer.headline
-    assert ties >= 95
-
-
-def test_a_planted_better_algorithm_is_found(tmp_path: Path) -> None:
-    settings = {**TINY, "rounds": 3, "partition": {"clients": 4}, "algorithm": "fedavg"}
-    found = compare(settings, algorithms=["test_arena:Planted"], budget=Budget(3, 5), out=tmp_path, on="process")
-    headline = answer_of(field_of(collect(found.folder))).headline
-    assert headline.startswith("Planted is best")
-
-
-def test_the_first_line_says_if_nothing_beats_fine_tuned_fedavg() -> None:
-    close = {"finetuned": [0.9, 0.91, 0.9, 0.92, 0.9], "kin": [0.91, 0.9, 0.91, 0.91, 0.91], "fedavg": [0.8] * 5}
-    assert answer_of(contenders(close)).headline.startswith("Nothing measurably beats fine-tuned FedAvg")
-
-
 # -- parts -------------------------------------------------------------------------------------------------------------
 
 
@@ -335,7 +293,8 @@ def test_rungs_and_sizes_by_hand() -> None:
 def test_the_better_half_goes_on(tmp_path: Path) -> None:
     """Of five trials three go on, then two; what diverged does not, though it leaves one alone."""
     losses = [{2: 0.5, 4: 0.1}, {2: 0.1, 4: 0.3}, {2: 0.9}, {2: 0.2, 4: 0.2}, {2: math.inf}]
-    tuning = Trials(tmp_path / "trials.json", {}, {0: [Trial({"k": k}, own) for k, own in enumerate(losses)]})
+    every = {0: [Trial({"k": k}, own) for k, own in enumerate(losses)]}
+    tuning = Trials(tmp_path / "trials.json", {}, [{"name": "a"}], every)
     assert tuning.going_on([]) == {0: [0, 1, 2, 3, 4]}
     assert tuning.going_on([2]) == {0: [1, 3, 0]}
     assert tuning.going_on([2, 4]) == {0: [0, 3]}
@@ -343,8 +302,10 @@ def test_the_better_half_goes_on(tmp_path: Path) -> None:
     best = tuning.best(0, 8)
     assert best is not None
     assert best.settings == {"k": 3}
-    kept = Trials.of(tuning.path, {}, {0: [{"k": 0}, {"k": 7}]})
-    assert [one.losses for one in kept.trials[0]] == [{2: 0.5, 4: 0.1, 8: math.inf}, {}]
+    kept = Trials.of(tuning.path, {}, [{"name": "b"}, {"name": "a"}], [[{"k": 0}], [{"k": 0}, {"k": 7}]])
+    assert [one.losses for one in (*kept.trials[0], *kept.trials[1])] == [{}, {2: 0.5, 4: 0.1, 8: math.inf}, {}]
+    assert [one["settings"] for one in kept.others] == [{"k": 1}, {"k": 2}, {"k": 3}, {"k": 4}]
+    assert Trials.of(tuning.path, {"rounds": 9}, [{"name": "a"}], [[{"k": 0}]]).trials[0][0].losses == {}
 
 
 def test_edges_by_hand() -> None:

@@ -99,6 +99,21 @@ def test_a_refusal_is_that_of_this_process(two: Processes, tmp_path: Path) -> No
     assert str(there.value) == str(here.value)
 
 
+def test_models_and_algorithms_beside_the_file_are_found(two: Processes, tmp_path: Path) -> None:
+    """A process that has just begun has not imported them."""
+    (tmp_path / "beside.py").write_text(
+        "from torch import nn\n\nfrom fedkin.algorithms import FedAvg\n\n\nclass Mine(FedAvg):\n    pass\n\n\n"
+        "def net():\n    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))\n"
+    )
+    (tmp_path / "grid.toml").write_text(
+        'name = "grid"\nrounds = 2\nthreads = 1\npartition.clients = 4\nmodel.kind = "beside:net"\nlocal.epochs = 1\n'
+        'algorithm = ["fedavg", "beside:Mine"]\n'
+    )
+    there = run(tmp_path / "grid.toml", out=tmp_path, on=two)
+    assert [one.summary["status"] for one in there] == ["finished"] * 2
+    assert there[0].summary["final_test_accuracy"] == there[1].summary["final_test_accuracy"]
+
+
 def test_reproductions_run_side_by_side(two: Processes, tmp_path: Path) -> None:
     part = ["pfedme-global"]
     here = reproduce("pfedme", quick=True, only=part, out=tmp_path / "here")

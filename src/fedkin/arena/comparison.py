@@ -18,6 +18,7 @@ from fedkin.experiments.places import CORES, Place, place_named
 from fedkin.experiments.results import COMPARISON_FILE, TRIALS_FILE, Result
 from fedkin.experiments.run import run_plans
 from fedkin.files import as_json, write_atomically
+from fedkin.imports import modules_beside
 from fedkin.reports.privacy import spent_in
 from fedkin.types import Record
 
@@ -29,6 +30,7 @@ MOST_POINTS = 25  # of a curve, about; models of the clients' own take as long t
 STAGE_COSTS, FINAL_COST = (1.0, 1.15, 1.3, 1.4), 1.8
 # Settings that make a federation. A comparison has one.
 FEDERATION = ("data", "partition", "model", "graph", "reading", "aggregation", "privacy")
+NEVER_A_LIST = ("model", "shape")  # the section itself says how sizes are written
 
 
 @dataclass(frozen=True)
@@ -135,7 +137,8 @@ def compare(
     name = f"{settings.get('name', 'experiment')}-compared"
     if source is None:  # the embedded experiment shows a few methods, with some of their settings
         settings = {key: value for key, value in settings.items() if key != "algorithm"}
-    methods = entrants(settings, algorithms)
+    with modules_beside(beside):
+        methods = entrants(settings, algorithms)
     common = _common(settings, rounds, _private_runs(methods, allowed))
     works = _works(len(methods), allowed, rounds)
     phases = Phases(works, show)
@@ -145,8 +148,9 @@ def compare(
     folder = Path(out) / name
     tuning = Trials.of(
         Path(out) / f"{name}-tuning" / TRIALS_FILE,
-        json.loads(as_json({"settings": {**common, **trial}, "methods": [one.fixed for one in methods]})),
-        {number: method.trials(allowed.trials, seed) for number, method in enumerate(methods)},
+        json.loads(as_json({**common, **trial})),
+        [json.loads(as_json(method.fixed)) for method in methods],
+        [method.trials(allowed.trials, seed) for method in methods],
     )
     if fresh:
         for trials in tuning.trials.values():
@@ -227,6 +231,7 @@ def _check_one_federation(settings: Settings) -> None:
     for section in FEDERATION:
         table = settings.get(section, {})
         listed = [key for key, value in table.items() if isinstance(value, list)] if isinstance(table, dict) else [""]
+        listed = [key for key in listed if (section, key) != NEVER_A_LIST]
         if listed:
             raise BadInput(
                 f"{section}{'.' if listed[0] else ''}{listed[0]} has several values, which are several federations: "

@@ -37,41 +37,40 @@ class Trial:
 class Trials:
     """The trials of all methods, by the method's number, kept in a file.
 
-    problem  what they depend on: with another one they are done again
+    problem  what all of them depend on: with another one they are done again
+    methods  tables of the methods, without what is searched
+    others   trials in the file that are not asked for this time: of other methods, or of a larger budget
     """
 
     path: Path
     problem: Record
+    methods: Sequence[Record]
     trials: dict[int, list[Trial]] = field(default_factory=dict)
+    others: list[Record] = field(default_factory=list)
 
     @classmethod
-    def of(cls, path: Path, problem: Record, every: Mapping[int, Sequence[Record]]) -> "Trials":
-        """All trials, those that the file has with their losses."""
+    def of(cls, path: Path, problem: Record, methods: Sequence[Record], every: Sequence[Sequence[Record]]) -> "Trials":
+        """The trials with these settings of each method, those that the file has with their losses."""
         old = json_object(path) or {}
-        known: dict[str, Trial] = {}
-        if old.get("problem") == problem:
-            known = {
-                f"{number} {as_json(one['settings'])}": Trial(one["settings"], _losses(one["losses"]))
-                for number, trials in old.get("trials", {}).items()
-                for one in trials
-            }
-        fresh = {
-            number: [known.get(f"{number} {as_json(settings)}", Trial(settings)) for settings in settings_of]
-            for number, settings_of in every.items()
-        }
-        return cls(path, problem, fresh)
+        written = old["trials"] if old.get("problem") == problem else []
+        known = {_key_of(one["method"], one["settings"]): one for one in written}
+        fresh: dict[int, list[Trial]] = {}
+        for number, (method, settings_of) in enumerate(zip(methods, every, strict=True)):
+            each = [(settings, known.get(_key_of(method, settings), {"losses": {}})) for settings in settings_of]
+            fresh[number] = [Trial(settings, _losses(one["losses"])) for settings, one in each]
+        asked = {_key_of(methods[m], one.settings) for m, trials in fresh.items() for one in trials}
+        return cls(path, problem, methods, fresh, [one for key, one in known.items() if key not in asked])
 
     def write(self) -> None:
         """Write the file."""
-        trials = {
-            str(number): [
-                {"settings": one.settings, "losses": {str(k): _written(v) for k, v in one.losses.items()}}
-                for one in trials
-            ]
-            for number, trials in self.trials.items()
-        }
+        trials = [
+            {"method": self.methods[m], "settings": one.settings, "losses": _written(one.losses)}
+            for m, own in self.trials.items()
+            for one in own
+        ]
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(self.path, as_json({"problem": self.problem, "trials": trials}, indent=1).encode())
+        content = {"problem": self.problem, "trials": [*trials, *self.others]}
+        write_atomically(self.path, as_json(content, indent=1).encode())
 
     def going_on(self, rungs: Sequence[int]) -> dict[int, list[int]]:
         """The trials of each method, by their places, that go on after these numbers of rounds: the better half each.
@@ -149,8 +148,12 @@ def edges(search: Mapping[str, Any], trials: Sequence[Trial], best: Trial) -> di
     return found
 
 
-def _written(loss: float) -> float | str:
-    return "diverged" if loss == math.inf else loss
+def _key_of(method: Record, settings: Record) -> str:
+    return as_json({"method": method, "settings": settings})
+
+
+def _written(losses: Mapping[int, float]) -> dict[str, float | str]:
+    return {str(rounds): "diverged" if loss == math.inf else loss for rounds, loss in losses.items()}
 
 
 def _losses(written: Mapping[str, float | str]) -> dict[int, float]:

@@ -36,6 +36,7 @@ from fedkin.experiments.rounds import is_evaluated, play
 from fedkin.experiments.trained import Trained
 from fedkin.files import json_object
 from fedkin.graph.similarity import SimilarityGraph, build_graph
+from fedkin.imports import modules_beside
 from fedkin.models import Mixture, Model, build_model, loss_of
 from fedkin.types import Record
 
@@ -215,8 +216,9 @@ def carry_out(
     told  names of runs that the listener knows to have ended
     """
     results: dict[str, Result] = {}
-    for alike in _of_one_federation(todo):
-        results |= _Runs(alike, out, preparation, fresh, told).carried_out()
+    with modules_beside(todo[0].beside):  # another process than that of the command has not imported them yet
+        for alike in _of_one_federation(todo):
+            results |= _Runs(alike, out, preparation, fresh, told).carried_out()
     return results
 
 

@@ -111,7 +111,8 @@ def _few_samples(ranking: Ranking) -> Iterator[str]:
     if sizes and min(sizes.values()) < FEW_SAMPLES and ranking.score.in_percent:
         name, count = min(sizes.items(), key=lambda item: item[1])
         few = sum(count < FEW_SAMPLES for count in sizes.values())
+        have = "has" if few == 1 else "have"
         yield (
-            f"{few} of {len(sizes)} clients have fewer than {FEW_SAMPLES} test samples: at client {name} one sample of "
-            f"{count:.0f} is {100 / count:.1f} points, so results of single clients are partly chance."
+            f"{few} of {len(sizes)} clients {have} fewer than {FEW_SAMPLES} test samples: at client {name} one sample "
+            f"of {count:.0f} is {100 / count:.1f} points, so results of single clients are partly chance."
         )
