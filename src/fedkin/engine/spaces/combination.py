@@ -39,8 +39,7 @@ class Combination:
             raise TypeError("a combination can be multiplied by a scalar only")
         if is_zero(scalar):
             return Combination({})
-        if isinstance(scalar, Tensor):
-            scalar = scalar.cpu().numpy().astype(np.float64)
+        scalar = doubled(scalar)
         return Combination({name: scalar * own for name, own in self.terms.items()})
 
     __rmul__ = __mul__
@@ -74,6 +73,11 @@ class Combination:
         combination: Combination
         combination, scalar = args if isinstance(args[0], Combination) else reversed(args)
         return combination.__mul__(scalar)
+
+
+def doubled(scalar: Scalar) -> Scalar:
+    """A scalar as combinations have it: in double precision, those of lanes as a NumPy array."""
+    return scalar.cpu().numpy().astype(np.float64) if isinstance(scalar, Tensor) else scalar
 
 
 def factor(scalar: Scalar, device: torch.device) -> Factor:

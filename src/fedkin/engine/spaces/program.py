@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkin.engine.spaces.combination import Combination, Scalar
+from fedkin.engine.spaces.combination import Combination, Scalar, doubled
 from fedkin.engine.spaces.script import Evaluate, Script, Settle, trail_of
 
 
@@ -48,7 +48,8 @@ def program_of(script: Script, lanes: int) -> Program:
     trails += sorted(script.trail_names - set(trails))
     gradients = [f"fresh {f}" for f in range(max(map(len, asked)))]
     points = [
-        [script.spread(Combination({term.name: term.scalar for term in one.at})).terms for one in own] for own in asked
+        [script.spread(Combination({term.name: doubled(term.scalar) for term in one.at})).terms for one in own]
+        for own in asked
     ]
     after = [[script.spread(vectors[name]).terms for name in changed] for vectors in script.after]
     named = {name for rows in (*points, *after) for terms in rows for name in terms}
