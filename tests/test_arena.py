@@ -178,6 +178,13 @@ def test_other_methods_join_and_leave_without_repeating_trials(compared: Path, t
     assert labels() == {"Alone", "FedAvg", "FineTuned", "FedProx", "FedAvg, pooled"}
 
 
+def test_steps_of_adam_are_searched_where_they_are_of_use() -> None:
+    found = {one.label: one for one in entrants({"local": {"optimizer": "adam"}}, ["ditto"])}
+    assert found["Ditto"].search[SEARCHED_STEP] == found["FedAvg"].search[SEARCHED_STEP] == Between(1e-4, 0.1)
+    given = entrants({"local": {"optimizer": "adam", "step_size": [0.01, 1.0]}}, ["ditto"])
+    assert {one.search[SEARCHED_STEP] for one in given} == {Between(0.01, 1.0)}
+
+
 def test_an_algorithm_beside_the_file_can_be_named(tmp_path: Path) -> None:
     """Its module is found there by the command's option as by the file itself."""
     (tmp_path / "own_arena.py").write_text("from fedkin.algorithms import FedAvg\n\n\nclass Mine(FedAvg):\n    pass\n")

@@ -1,23 +1,29 @@
-"""Answers of comparisons are honest: what is equal ties, what is better is found, and baselines come first."""
+"""Answers of comparisons are honest: what is equal ties, what is better is found, what is left out is named."""
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from fedkin import FedAvg, Local, build_graph, build_model, federate, load
 from fedkin.algorithms import Algorithm, Round, ServerState, label_of
 from fedkin.arena import Budget, compare
+from fedkin.arena.entrants import ALWAYS, USUAL
 from fedkin.data.measure import ACCURACY
 from fedkin.engine.simulation import Simulation
+from fedkin.errors import BadInput
+from fedkin.reports.answer.cautions import cautions_of
 from fedkin.reports.answer.contenders import Contender, Field, field_of
 from fedkin.reports.answer.scores import Score
 from fedkin.reports.answer.sentences import answer_of
 from fedkin.reports.runs import collect
 from fedkin.types import Integers
+from run_folders import write_run
 from test_arena import TINY
 
 
@@ -90,3 +96,34 @@ def test_a_planted_better_algorithm_is_found(tmp_path: Path) -> None:
 def test_the_first_line_says_if_nothing_beats_fine_tuned_fedavg() -> None:
     close = {"finetuned": [0.9, 0.91, 0.9, 0.92, 0.9], "kin": [0.91, 0.9, 0.91, 0.91, 0.91], "fedavg": [0.8] * 5}
     assert answer_of(contenders(close)).headline.startswith("Nothing measurably beats fine-tuned FedAvg")
+
+
+def test_usual_methods_that_settings_do_not_allow_are_left_out(tmp_path: Path) -> None:
+    """SCAFFOLD with momentum, in the dozen; if it is asked for, the comparison is refused. The answer names it."""
+    settings = {"name": "tiny", "rounds": 1, "threads": 1, "partition": {"clients": 3}}
+    settings["local"] = {"epochs": 1, "batch_size": 256, "optimizer": "momentum"}
+    with pytest.warns(UserWarning, match="SCAFFOLD is left out of the comparison: SCAFFOLD counts on steps of its own"):
+        found = compare(settings, budget=Budget(1, 1), out=tmp_path, on="process")
+    labels = [entry.method.label for entry in found.entries]
+    assert len(labels) == len(USUAL) + len(ALWAYS) - 1
+    assert "SCAFFOLD" not in labels
+    cautions = answer_of(field_of(collect(found.folder))).cautions
+    assert any(sentence.startswith("SCAFFOLD is left out: SCAFFOLD counts on steps") for sentence in cautions)
+    with pytest.raises(BadInput, match="SCAFFOLD counts on steps"):
+        compare(settings, algorithms=["scaffold"], budget=Budget(1, 1), out=tmp_path / "asked", on="process")
+
+
+def test_many_that_are_left_out_are_one_sentence(tmp_path: Path) -> None:
+    """Robust averages protect neither of five; fewer are named with their reasons."""
+    for name, reasons in (("few", {"Kin": "a"}), ("many", {"Kin": "a", "IFCA": "b", "CFL": "c"})):
+        write_run(tmp_path, "run", {"name": "fedavg"}, experiment=name)
+        (tmp_path / name / "comparison.json").write_text(json.dumps({"methods": [], "left_out": reasons}))
+    few, many = (
+        [*cautions_of(Field(tuple(collect(tmp_path / name)), (), Score(ACCURACY), True), None)]
+        for name in ("few", "many")
+    )
+    assert few[0] == "Kin is left out: a."
+    assert (
+        many[0]
+        == "Kin, IFCA and CFL are left out, as other settings do not allow them: comparison.json has the reasons."
+    )

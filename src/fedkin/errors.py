@@ -19,6 +19,10 @@ class BadInput(ValueError):  # noqa: N818 - the name of the public interface
         super().__init__(line if len(line) <= MOST_CHARACTERS else f"{line[:half]} … {line[-half:]}")
 
 
+class Unsuitable(BadInput):
+    """An algorithm and settings that do not go together, each of which may be used with others."""
+
+
 MOST_CHARACTERS = 380  # of a message: four lines of a terminal
 
 

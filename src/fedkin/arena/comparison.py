@@ -2,6 +2,7 @@
 
 import json
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -11,10 +12,11 @@ from typing import Any
 from fedkin.arena.entrants import SEARCHED_STEP, Entrant, entrants, is_pooled
 from fedkin.arena.phases import Phase, Phases, Show, nothing
 from fedkin.arena.trials import Trial, Trials, edges, rungs_of, sizes_of, tune
-from fedkin.errors import BadInput, nearest
+from fedkin.errors import BadInput, Unsuitable, nearest
 from fedkin.experiments.data_sections import Settings
 from fedkin.experiments.grid import Plan, plans, settings_with
 from fedkin.experiments.places import CORES, Place, place_named
+from fedkin.experiments.preparation import Preparation
 from fedkin.experiments.results import COMPARISON_FILE, TRIALS_FILE, Result
 from fedkin.experiments.run import run_plans
 from fedkin.files import as_json, write_atomically
@@ -139,6 +141,11 @@ def compare(
         settings = {key: value for key, value in settings.items() if key != "algorithm"}
     with modules_beside(beside):
         methods = entrants(settings, algorithms)
+    left_out = {}
+    if any(one.usual for one in methods):
+        common = _common(settings, rounds, _private_runs(methods, allowed))
+        left_out = _unfit(methods, common, seed, beside, Preparation(Path(data) if data else None))
+        methods = [one for one in methods if one.label not in left_out]
     common = _common(settings, rounds, _private_runs(methods, allowed))
     works = _works(len(methods), allowed, rounds)
     phases = Phases(works, show)
@@ -182,10 +189,10 @@ def compare(
             mine = plans({**final, "algorithm": [table]}, beside=beside) if table else []
             entries.append(replace(entry, runs=[plan.name for plan in mine]))
             finals += mine
-        _write(folder / COMPARISON_FILE, entries, allowed, rounds, seed)
+        _write(folder / COMPARISON_FILE, entries, left_out, allowed, rounds, seed)
         results = carried_out(_by_seed(finals, beside), fresh=fresh)
     if spent := spent_in([Path(out) / f"{name}-tuning", folder]):
-        _write(folder / COMPARISON_FILE, entries, allowed, rounds, seed, spent)
+        _write(folder / COMPARISON_FILE, entries, left_out, allowed, rounds, seed, spent)
     return Comparison(folder, entries, results)
 
 
@@ -222,6 +229,22 @@ def _common(settings: Settings, rounds: int, runs: int) -> Settings:
     if isinstance(privacy, dict) and "epsilon" in privacy:
         kept["privacy"] = {"runs": runs, "rounds": rounds, **privacy}
     return {"seed": 0, **kept, "partition": partition, "local": local}
+
+
+def _unfit(
+    methods: Sequence[Entrant], common: Settings, seed: int, beside: Path | None, preparation: Preparation
+) -> dict[str, str]:
+    """Of the usual methods, those that the settings do not allow, such as SCAFFOLD with Adam; with the reasons."""
+    found = {}
+    for one in methods:
+        if one.usual:
+            try:
+                table = one.table(one.trials(1, seed)[0])
+                preparation.simulation(plans({**common, "seed": seed, "algorithm": [table]}, beside=beside)[0].config)
+            except Unsuitable as error:
+                found[one.label] = str(error)
+                warnings.warn(f"{one.label} is left out of the comparison: {error}", stacklevel=3)
+    return found
 
 
 def _check_one_federation(settings: Settings) -> None:
@@ -270,7 +293,13 @@ def _works(methods: int, budget: Budget, rounds: int) -> list[Phase]:
 
 
 def _write(
-    path: Path, entries: Sequence[Entry], budget: Budget, rounds: int, seed: int, spent: Record | None = None
+    path: Path,
+    entries: Sequence[Entry],
+    left_out: Mapping[str, str],
+    budget: Budget,
+    rounds: int,
+    seed: int,
+    spent: Record | None = None,
 ) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     record = {
@@ -280,6 +309,7 @@ def _write(
         "judged_after": rungs_of(rounds),
         "tuned_on_seed": seed,
         "methods": [entry.record() for entry in entries],
+        "left_out": dict(left_out),
         **({"privacy": spent} if spent else {}),
     }
     write_atomically(path, as_json(record, indent=1).encode())

@@ -1,7 +1,7 @@
 """The methods that are compared: what of them is fixed, and what is searched."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fedkin.algorithms import algorithm_named, label_of
@@ -12,6 +12,7 @@ from fedkin.experiments.data_sections import Settings
 from fedkin.types import Record
 
 SEARCHED_STEP = "local.step_size"
+ADAM_STEPS = Between(1e-4, 0.1)  # of every method, as Adam's steps do not shrink with the gradient
 POOLED: Settings = {"name": "fedavg", "partition": {"pooled": True}, "local": {"epochs": 1}}
 # What a comparison always has: without them nobody can say whether a method is worth its trouble.
 ALWAYS: tuple[Settings, ...] = ({"name": "alone"}, {"name": "fedavg"}, {"name": "finetuned"}, POOLED)
@@ -26,10 +27,12 @@ class Entrant:
 
     fixed   its table of `[[algorithm]]`, without what is searched
     search  where its settings are searched, by their dotted name; those without a section are the algorithm's
+    usual   whether nobody has asked for it: it is left out where other settings do not allow it
     """
 
     fixed: Settings
     search: Mapping[str, Search]
+    usual: bool = False
 
     @property
     def algorithm(self) -> str:
@@ -72,7 +75,7 @@ def entrants(settings: Settings, names: Sequence[str]) -> list[Entrant]:
         tables = [next((one for one in given if one["name"] == name), {"name": name}) for name in names]
     else:
         tables = given if len(given) > 1 else [{"name": name} for name in USUAL]
-    found = [_entrant(table, settings) for table in tables]
+    found = [replace(_entrant(table, settings), usual=not names and len(given) < 2) for table in tables]
     for table in ALWAYS:
         own = [one for one in found if one.algorithm == table["name"] and is_pooled(one.fixed) == is_pooled(table)]
         found += [] if own else [_entrant(table, settings)]
@@ -106,6 +109,7 @@ def _tables(given: Any) -> list[Settings]:
 
 def _entrant(table: Settings, settings: Settings) -> Entrant:
     kind, name = algorithm_named(table["name"]), table["name"]
+    is_adam = {**settings.get("local", {}), **table.get("local", {})}.get("optimizer") == "adam"
     known = set(knobs(name))
     fixed: Settings = {}
     search: dict[str, Search] = {}
@@ -120,7 +124,7 @@ def _entrant(table: Settings, settings: Settings) -> Entrant:
     for key, usual in kind.search.items():
         where = SEARCHED_STEP if key == "step_size" else key
         if key not in fixed and where not in search:
-            search[where] = usual
+            search[where] = ADAM_STEPS if is_adam and where == SEARCHED_STEP else usual
     general = settings.get("local", {}).get("step_size")
     if isinstance(general, list) and "step_size" not in table.get("local", {}):
         numbers = [float(one) for one in general if isinstance(one, int | float)]

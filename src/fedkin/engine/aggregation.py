@@ -2,7 +2,7 @@
 
 from fedkin.algorithms import Algorithm
 from fedkin.algorithms.averaging import Averaging
-from fedkin.errors import BadInput
+from fedkin.errors import Unsuitable
 from fedkin.graph.similarity import SimilarityGraph
 
 
@@ -20,7 +20,7 @@ def check_aggregation(rule: Averaging, algorithm: Algorithm, graph: SimilarityGr
 def check_only_average(algorithm: Algorithm, graph: SimilarityGraph, what: str) -> None:
     """Refuse an algorithm whose server uses more of the clients' replies than the average of their models."""
     if not algorithm.needs_only_average(graph):
-        raise BadInput(
+        raise Unsuitable(
             f"{type(algorithm).__name__} uses more of what clients send than the average of their models, which is all "
             f"that {what}: use FedAvg or FedProx, say, or FedKin with graph.kind = 'global'"
         )

@@ -23,7 +23,7 @@ from torch import Tensor
 from fedkin.algorithms import Algorithm, Lanes, Local
 from fedkin.engine.spaces.combination import is_zero
 from fedkin.engine.spaces.script import HIDDEN
-from fedkin.errors import BadInput
+from fedkin.errors import Unsuitable
 
 VELOCITY = f"{HIDDEN}velocity"
 BETA_1, BETA_2, EPSILON = 0.9, 0.999, 1e-8  # of Adam, as in `torch.optim.Adam`
@@ -92,7 +92,7 @@ def check_optimizer(algorithm: Algorithm | Lanes, local: Local) -> None:
     one = algorithm.members[0] if isinstance(algorithm, Lanes) else algorithm
     usual = local.optimizer == "sgd" and is_zero(local.weight_decay)
     if one.plain_steps and not usual:
-        raise BadInput(
+        raise Unsuitable(
             f"{type(one).__name__} counts on steps of its own, which another optimizer or weight decay "
             "changes: set local.optimizer = 'sgd' and local.weight_decay = 0"
         )
@@ -100,7 +100,7 @@ def check_optimizer(algorithm: Algorithm | Lanes, local: Local) -> None:
 
 def refuse_adam(algorithm: Algorithm) -> None:
     """Raise because a step is more than a linear combination."""
-    raise BadInput(
+    raise Unsuitable(
         f"adam needs a step that only adds vectors and multiplies them by numbers, and that of "
         f"{type(algorithm).__name__} does more: set local.optimizer = 'sgd' or 'momentum'"
     )

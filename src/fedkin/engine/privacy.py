@@ -22,7 +22,7 @@ from fedkin.algorithms import Algorithm, Averaging, Round
 from fedkin.algorithms.lanes import side_by_side
 from fedkin.engine.accounting import Release, epsilon_of, noise_for
 from fedkin.engine.aggregation import check_only_average
-from fedkin.errors import BadInput
+from fedkin.errors import BadInput, Unsuitable
 from fedkin.graph.similarity import SimilarityGraph
 from fedkin.types import Floats, Integers, Record
 
@@ -199,7 +199,7 @@ def check_privacy(
         )
     if privacy.where == "clients":
         if not algorithm.sends_only_model:
-            raise BadInput(
+            raise Unsuitable(
                 f"clients of {type(algorithm).__name__} send more than their models, which get noise alone: "
                 "use FedAvg, FedProx or FedKin, say"
             )

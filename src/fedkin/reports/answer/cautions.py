@@ -4,6 +4,8 @@ from collections import Counter
 from collections.abc import Iterator
 
 from fedkin.algorithms import label_of
+from fedkin.experiments.results import COMPARISON_FILE
+from fedkin.files import json_object
 from fedkin.reports.answer.contenders import Field
 from fedkin.reports.answer.ranking import FEDAVG, FINE_TUNED, Ranking
 from fedkin.reports.labels import listed, plain, short
@@ -13,6 +15,7 @@ from fedkin.reports.selection import ALONE, Edge
 FEW_SAMPLES = 30  # with fewer testing samples one of them weighs more than 3 points at a client
 ENOUGH_SEEDS = 5
 MANY_EDGES = 3  # more of them are one sentence
+MANY_LEFT_OUT = 2  # likewise
 
 
 def cautions_of(field: Field, ranking: Ranking | None) -> Iterator[str]:
@@ -23,6 +26,7 @@ def cautions_of(field: Field, ranking: Ranking | None) -> Iterator[str]:
         yield from _edges(ranking)
     yield from privacy_sentences(field.runs)
     yield from _unfinished(field)
+    yield from _left_out(field)
     if ranking is not None:
         yield from _missing(ranking)
         yield from _budgets(ranking)
@@ -89,6 +93,17 @@ def _unfinished(field: Field) -> Iterator[str]:
         )
     if states["running"]:
         yield f"{states['running']} of {total} runs have not finished and are left out. `fedkin run` continues them."
+
+
+def _left_out(field: Field) -> Iterator[str]:
+    record = json_object(field.runs[0].folder.parent / COMPARISON_FILE) if field.runs else None
+    reasons: dict[str, str] = (record or {}).get("left_out", {})
+    if len(reasons) > MANY_LEFT_OUT:
+        names = listed(list(reasons))
+        yield f"{names} are left out, as other settings do not allow them: {COMPARISON_FILE} has the reasons."
+        return
+    for label, reason in reasons.items():
+        yield f"{label} is left out: {reason}."
 
 
 def _missing(ranking: Ranking) -> Iterator[str]:
