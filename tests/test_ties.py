@@ -72,6 +72,12 @@ def test_training_alone_that_is_tied_is_said_first(tmp_path: Path) -> None:
     ]
 
 
+def test_training_alone_that_is_best_needs_no_other(tmp_path: Path) -> None:
+    said = of_runs(tmp_path, {"alone": 0.80, "finetuned": 0.799, "ditto": 0.799, "kin": 0.79})
+    assert said.headline.startswith("Nothing beats training alone")
+    assert among(said, "told apart") == []
+
+
 def contender(label: str, values: list[float]) -> Contender:
     return Contender(label, label, "", {str(seed): value for seed, value in enumerate(values)})
 

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     )
     from fedkin.algorithms.local import Local
     from fedkin.algorithms.schedules import Schedule
+    from fedkin.arena.comparison import compare
     from fedkin.data.client_sources import from_clients, from_folder, from_table
     from fedkin.data.encoding import Encoding
     from fedkin.data.federation import Clients, Federation
@@ -104,6 +105,7 @@ __all__ = [
     "TrimmedMean",
     "build_graph",
     "build_model",
+    "compare",
     "federate",
     "from_arrays",
     "from_clients",
@@ -167,6 +169,7 @@ _MODULES = {
     "TrimmedMean": "algorithms",
     "build_graph": "graph.similarity",
     "build_model": "models",
+    "compare": "arena.comparison",
     "federate": "data.partition",
     "from_arrays": "data.sources",
     "from_clients": "data.client_sources",

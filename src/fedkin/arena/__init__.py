@@ -1,5 +1,6 @@
 """The arena: which method is best on a federation, found with the same budget for all.
 
+federations.py the federation as users give it: an experiment, files, or clients in memory
 entrants.py    the methods that are compared, what of them is fixed and what is searched
 trials.py      trials of all methods on validation samples, of which half stop early
 comparison.py  `compare`: trials, then the best of each method on fresh seeds

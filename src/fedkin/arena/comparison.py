@@ -4,13 +4,15 @@ import json
 import math
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from fedkin.arena.entrants import SEARCHED_STEP, Entrant, entrants, is_pooled
-from fedkin.arena.phases import Phase, Phases, Show, nothing
+from fedkin.arena.federations import Source, federation_settings
+from fedkin.arena.phases import Phase, Phases, Show, phases_watched
 from fedkin.arena.trials import Trial, Trials, edges, rungs_of, sizes_of, tune
 from fedkin.errors import BadInput, Unsuitable, nearest
 from fedkin.experiments.data_sections import Settings
@@ -21,11 +23,16 @@ from fedkin.experiments.results import COMPARISON_FILE, TRIALS_FILE, Result
 from fedkin.experiments.run import run_plans
 from fedkin.files import as_json, write_atomically
 from fedkin.imports import modules_beside
+from fedkin.reports.answer.contenders import field_of
+from fedkin.reports.answer.sentences import Answer, answer_of
 from fedkin.reports.privacy import spent_in
+from fedkin.reports.report import conclusion_html, conclusion_text
+from fedkin.reports.runs import collect
 from fedkin.types import Record
 
 HELD_OUT = 0.2  # share of the clients' training samples that is held out, unless the file has another
 FINALS = "the best on fresh seeds"
+LINE_WIDTH = 100  # characters of a line of the answer, where nobody knows how wide the place is
 MOST_POINTS = 25  # of a curve, about; models of the clients' own take as long to measure as to train
 # Durations of a round in each stage of trials and on fresh seeds, in rounds of the first: the fewer trials are left,
 # the fewer share products. They are for the first estimates only; later ones are of the stage itself.
@@ -104,32 +111,69 @@ class Comparison:
     entries: Sequence[Entry]
     results: Sequence[Result]
 
+    @property
+    def answer(self) -> Answer:
+        """The answer: `headline`, `details` and `cautions`, and the numbers behind them."""
+        return answer_of(field_of(collect(self.folder)))
+
+    def __str__(self) -> str:
+        return conclusion_text(collect(self.folder), width=LINE_WIDTH)
+
+    def __repr__(self) -> str:
+        return f"Comparison({self.folder}: {self.answer.headline})"
+
+    def _repr_html_(self) -> str:
+        return conclusion_html(collect(self.folder))
+
 
 def compare(
-    source: Path | str | Mapping[str, Any] | None = None,
+    source: Source = None,
     *,
+    clients: Mapping[str, Any] | None = None,
+    target: str | None = None,
     algorithms: Sequence[str] = (),
     budget: str | Budget = "standard",
     overrides: Sequence[str] = (),
     out: Path | str = "results",
     data: Path | str | None = None,
-    show: Show = nothing,
+    show: Show | None = None,
     fresh: bool = False,
     on: str | Place | None = CORES,
 ) -> Comparison:
-    """Compare methods on one federation: a TOML file, a dictionary, or None for the embedded one.
+    """Compare methods on one federation. `print` shows the answer in words.
 
+    source      an experiment as a TOML file or a dictionary of settings; or data: a folder with a file for each client,
+                a table, the name of a data set; None: the embedded experiment
+    clients     clients in memory, by name: a pair (features, labels) or a data frame each; other settings in `source`
+    target      of tables: the column to be predicted
     algorithms  names of the methods (default: those of the file if there are several, else a dozen); each client alone,
                 FedAvg, fine-tuned FedAvg and pooled samples are always among them
     budget      `quick`, `standard`, `thorough`, or a `Budget`: the same for all methods
     overrides   settings as `key=value`
     out         folder of the results: `NAME-compared-tuning` has the trials, `NAME-compared` the runs on fresh seeds
     on          where runs are carried out: on all `cores`, in this `process`, or as tasks on Ray, at this address
-    show        called with what is being done, the share that is done and the estimated seconds that are left
+    show        called with what is being done, the share that is done and the estimated seconds that are left (None: a
+                bar on a terminal and in a notebook)
 
     Every method has the same number of trials and rounds. The settings with the lowest loss on the clients' validation
     samples are run again on fresh seeds, whose test results are compared. Interrupted comparisons continue.
     """
+    given = federation_settings(source, clients, target, Path(out))
+    with phases_watched() if show is None else nullcontext(show) as shown:
+        return _compared(given, algorithms, budget, overrides, Path(out), data, shown, fresh, on)
+
+
+def _compared(
+    source: Source,
+    algorithms: Sequence[str],
+    budget: str | Budget,
+    overrides: Sequence[str],
+    out: Path,
+    data: Path | str | None,
+    show: Show,
+    fresh: bool,
+    on: str | Place | None,
+) -> Comparison:
     allowed = budget if isinstance(budget, Budget) else budget_of(budget)
     settings, beside = settings_with(source, overrides)
     _check_one_federation(settings)
@@ -152,9 +196,9 @@ def compare(
     rungs = rungs_of(rounds)
     # A trial is judged where its run ends, for the time being or for good.
     trial = {"name": f"{name}-tuning", "evaluate_every": rounds, "evaluate": "test", "keep": "state"}
-    folder = Path(out) / name
+    folder = out / name
     tuning = Trials.of(
-        Path(out) / f"{name}-tuning" / TRIALS_FILE,
+        out / f"{name}-tuning" / TRIALS_FILE,
         json.loads(as_json({**common, **trial})),
         [json.loads(as_json(method.fixed)) for method in methods],
         [method.trials(allowed.trials, seed) for method in methods],
@@ -176,7 +220,7 @@ def compare(
         return [_validation_loss(found[_key(plan.config.model_dump(mode="json", by_alias=True))]) for plan in each]
 
     with place_named(on) as place:
-        carried_out = partial(run_plans, out=Path(out), data=data, listener=phases, on=place)
+        carried_out = partial(run_plans, out=out, data=data, listener=phases, on=place)
         tune(tuning, methods, rounds, losses)
         chosen = [Entry(method, tuning.trials[m], tuning.best(m, rounds)) for m, method in enumerate(methods)]
         _check_any(chosen)
@@ -191,7 +235,7 @@ def compare(
             finals += mine
         _write(folder / COMPARISON_FILE, entries, left_out, allowed, rounds, seed)
         results = carried_out(_by_seed(finals, beside), fresh=fresh)
-    if spent := spent_in([Path(out) / f"{name}-tuning", folder]):
+    if spent := spent_in([out / f"{name}-tuning", folder]):
         _write(folder / COMPARISON_FILE, entries, left_out, allowed, rounds, seed, spent)
     return Comparison(folder, entries, results)
 

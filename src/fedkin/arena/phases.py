@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from fedkin.experiments.progress import Silent
+from fedkin.output import error_console
 from fedkin.types import Record
 
 Show = Callable[[str, float, float | None], None]  # what is done, the share that is done, the seconds that are left
@@ -111,8 +112,15 @@ class Phases(Silent):
         self.show(f"{work.name}: {min(self.ended, work.runs)} of {work.runs} runs", self._share, self.left)
 
 
-def nothing(what: str, share: float, left: float | None) -> None:
-    """Show nothing."""
+@contextmanager
+def phases_watched() -> Iterator[Show]:
+    """A bar where somebody looks at it, on a terminal or in a notebook; on standard error, as scripts print results."""
+    console = error_console()
+    if console.is_terminal or console.is_jupyter:
+        with phases_shown(console) as show:
+            yield show
+    else:
+        yield lambda what, share, left: None
 
 
 @contextmanager
@@ -122,7 +130,7 @@ def phases_shown(console: Console, every: float = 5.0) -> Iterator[Show]:
     def words(what: str, left: float | None) -> str:
         return what if left is None else f"{what}, about {timedelta(seconds=round(left))} left"
 
-    if console.is_terminal:
+    if console.is_terminal or console.is_jupyter:
         bar = Progress(
             SpinnerColumn(), BarColumn(bar_width=30), TextColumn("{task.description}", markup=False),
             TimeElapsedColumn(), console=console, transient=True,

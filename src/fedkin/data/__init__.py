@@ -16,6 +16,7 @@ remarks.py     what is worth a look in tables: identifiers, units
 division.py    training, validation and testing samples within clients
 own_clients.py clients with samples of their own, and their federation
 client_sources.py  such clients from files, data frames and arrays
+client_files.py    clients in memory as files
 assembly.py    samples ordered by client, and preprocessed
 draws.py       random client sizes and class mixes
 apportion.py   shares as whole numbers of samples

@@ -169,10 +169,10 @@ def _from_npz_files(files: Mapping[str, Path], name: str, options: TableOptions)
         raise BadInput(
             f"client '{without}' has no testing samples (x_test, y_test) but others have: give them to all, or to none"
         )
-    return clients_of_arrays(_samples_of(train), _samples_of(test) if test else None, name, options.task)
+    return clients_of_arrays(pairs_of(train), pairs_of(test) if test else None, name, options.task)
 
 
-def _samples_of(clients: Sequence[Pair] | Mapping[str, Pair], part: str = "training") -> ClientSamples:
+def pairs_of(clients: Sequence[Pair] | Mapping[str, Pair], part: str = "training") -> ClientSamples:
     """Pairs of arrays as samples of clients."""
     names = tuple(str(name) for name in clients) if isinstance(clients, Mapping) else ()
     pairs = list(clients.values() if isinstance(clients, Mapping) else clients)
@@ -192,7 +192,7 @@ def _samples_of(clients: Sequence[Pair] | Mapping[str, Pair], part: str = "train
     return ClientSamples(names, tuple(x), tuple(y))
 
 
-def _is_frame(value: Any) -> bool:
+def is_frame(value: Any) -> bool:
     """Whether a client is given as a table: a data frame, or arrays by name."""
     return isinstance(value, Mapping) or hasattr(value, "columns") or hasattr(value, "__arrow_c_stream__")
 
@@ -230,7 +230,7 @@ def from_clients(
         raise BadInput("training and testing clients must both be lists, or both dictionaries with the same names")
     apart = None if isinstance(test, int | float) else _in_order_of(train, test)
     clients = list(train.values() if isinstance(train, Mapping) else train)
-    if clients and all(map(_is_frame, clients)):
+    if clients and all(map(is_frame, clients)):
         wanted = target.name if isinstance(target, Target) else target
         options = TableOptions(wanted, None, tuple(drop), tuple(categories), indicators, task)
         sheets = _sheets(train, options)
@@ -238,8 +238,8 @@ def from_clients(
     else:
         if isinstance(target, str):
             raise BadInput(f"target = '{target}' names a column, but clients are arrays: give data frames")
-        tested = None if apart is None else _samples_of(apart, "testing")
-        own = clients_of_arrays(_samples_of(train), tested, name, task, target)
+        tested = None if apart is None else pairs_of(apart, "testing")
+        own = clients_of_arrays(pairs_of(train), tested, name, task, target)
     share = float(test) if isinstance(test, int | float) else 0.0
     return own.federation(
         test=share, validation=validation, preprocess=preprocess, scale_target=scale_target, seed=seed

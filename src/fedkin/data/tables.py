@@ -105,24 +105,34 @@ def sheet_of_frame(frame: Any, where: str, drop: Collection[str] = ()) -> Sheet:
         if len(lengths := {len(column) for column in found.values()}) > 1:
             raise BadInput(f"{where} has columns of different lengths ({sorted(lengths)}): give one value per row")
         return Sheet(found, frozenset(names) & frozenset(drop))
-    arrow, dropped = _arrow(), frozenset[str]()
+    dropped = frozenset[str]()
+    if hasattr(frame, "iloc"):  # of pandas, whose columns may hold anything: what is dropped need not be understood
+        names = _names([str(name) for name in frame.columns], where)
+        dropped = frozenset(names) & frozenset(drop)
+        frame = frame.set_axis(names, axis=1)[[name for name in names if name not in dropped]]
+    sheet = _sheet(arrow_table(frame, where), where, drop)
+    return Sheet(sheet.columns, sheet.dropped | dropped)
+
+
+def arrow_table(frame: Any, where: str) -> Any:
+    """A data frame of pandas, polars or PyArrow, or arrays and lists by name, as a table of PyArrow."""
+    arrow = _arrow()
     try:
-        if hasattr(frame, "iloc"):  # of pandas, whose index is not a column, and whose columns may hold anything
-            names = _names([str(name) for name in frame.columns], where)
-            dropped = frozenset(names) & frozenset(drop)
-            frame = frame.set_axis(names, axis=1)[[name for name in names if name not in dropped]]
-            table = arrow.Table.from_pandas(frame, preserve_index=False)
-        else:
-            table = frame if isinstance(frame, arrow.Table) else arrow.table(frame)
-    except BadInput:
-        raise
+        if hasattr(frame, "iloc"):  # of pandas, whose index is not a column
+            return arrow.Table.from_pandas(frame, preserve_index=False)
+        return frame if isinstance(frame, arrow.Table) else arrow.table(frame)
     except (arrow.ArrowException, TypeError, ValueError, AttributeError) as error:
         raise BadInput(
             f"{where} cannot be read as a table ({in_short(error)}): give a data frame whose columns hold numbers, "
             "booleans, dates or text"
         ) from None
-    sheet = _sheet(table, where, drop)
-    return Sheet(sheet.columns, sheet.dropped | dropped)
+
+
+def parquet_of(table: Any) -> bytes:
+    """A table of PyArrow as a Parquet file."""
+    sink = _arrow().BufferOutputStream()
+    _arrow().parquet.write_table(table, sink)
+    return bytes(sink.getvalue())
 
 
 def _from_csv(path: Path) -> Any:

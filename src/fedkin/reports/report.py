@@ -10,6 +10,7 @@ from typing import Any
 
 from fedkin.data.measure import ACCURACY, Measure
 from fedkin.errors import BadInput
+from fedkin.markup import concatenated, tag
 from fedkin.reports.answer.contenders import federation_title, fields_of
 from fedkin.reports.answer.costs import cost_notes, cost_table
 from fedkin.reports.answer.sentences import Answer, answer_of
@@ -155,6 +156,22 @@ def conclusion_text(runs: Sequence[Run], width: int) -> str:
         lines += [wrapped(sentence, "- ", "  ") for sentence in answer.cautions]
         parts.append("\n".join(lines))
     return "\n\n".join(parts) + "\n"
+
+
+def conclusion_html(runs: Sequence[Run]) -> str:
+    """The answers of an experiment and the table of its methods, as a notebook shows them."""
+    parts = []
+    for title, answer in conclusions(runs):
+        parts.append(tag("p", tag("b", f"{title}: {answer.headline}" if title else answer.headline)))
+        parts += [tag("p", sentence) for sentence in answer.details]
+        if answer.cautions:
+            parts.append(tag("p", "What could change this answer:"))
+            parts.append(tag("ul", *(tag("li", sentence) for sentence in answer.cautions)))
+    for shown in shown_tables(runs):
+        head = tag("tr", *(tag("th", column) for column in shown.columns))
+        rows = [tag("tr", *(tag("td", cell) for cell in row)) for row in shown.rows]
+        parts.append(tag("table", tag("thead", head), tag("tbody", *rows)))
+    return concatenated(parts)
 
 
 def _conclusion_page(runs: Sequence[Run]) -> str:

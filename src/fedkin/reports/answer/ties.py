@@ -31,11 +31,11 @@ def ties_sentence(ranking: Ranking, tied: Sequence[Contender]) -> str:
 def thrift_sentences(ranking: Ranking) -> list[str]:
     """What speaks for one of the methods that cannot be told apart: it sends less, or is the simplest."""
     equals = [ranking.best, *ranking.tied]
-    if len(equals) == 1:
+    if len(equals) == 1 or ranking.best.algorithm == ALONE:  # which is the simplest, and sends nothing
         return []
     found = []
     federated = [one for one in equals if one.algorithm != ALONE]
-    if len(federated) < len(equals) and ranking.best in federated:
+    if len(federated) < len(equals):
         found.append(
             "Training alone is among the methods that cannot be told apart: whether a federation pays is not decided "
             "here."

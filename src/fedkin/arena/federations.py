@@ -1,0 +1,37 @@
+"""The federation of a comparison, as users give it: an experiment, data in files, or clients in memory."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedkin.data.client_files import write_clients
+from fedkin.errors import BadInput
+from fedkin.experiments.data_sections import Settings
+from fedkin.experiments.grid import experiment_of
+
+Source = Path | str | Mapping[str, Any] | None
+
+
+def federation_settings(source: Source, clients: Mapping[str, Any] | None, target: str | None, out: Path) -> Source:
+    """What `settings_with` takes. Clients in memory are written to a folder in `out`.
+
+    source   a TOML file, settings, data (a folder, a table, the name of a data set), or None
+    clients  in memory, by name; then `source` has the other settings
+    target   of data: the column to be predicted
+    """
+    about = {"target": target} if target is not None else {}
+    if clients is None:
+        if isinstance(source, Mapping):
+            return _with_data(source, about)
+        return experiment_of(source, about)
+    if source is not None and not isinstance(source, Mapping):
+        raise BadInput(f"clients are given and {source}, too: give one of them; other settings are a dictionary")
+    if not isinstance(clients, Mapping) or len(clients) < 2:
+        raise BadInput("clients is a dictionary from names to data, of two clients or more: give all of them")
+    settings = {"name": "clients", **(source or {})}
+    folder = write_clients(clients, out / f"{settings['name']}-data")
+    return _with_data(settings, {"source": str(folder), **about})
+
+
+def _with_data(settings: Mapping[str, Any], about: Settings) -> Settings:
+    return {**settings, "data": {**settings.get("data", {}), **about}} if about else dict(settings)
