@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 import fedkin
-from fedkin.arena.comparison import Budget, compare
+from fedkin.arena import Budget, compare
 from fedkin.engine.accounting import Release, epsilon_of
 from fedkin.experiments.results import COMPARISON_FILE
 from fedkin.files import json_object
