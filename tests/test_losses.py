@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from conftest import small_federation
-from fedkin import FedAvg, FedKin, Local, train
+from fedkin import FedAvg, FedKin, Local, federate, load, train
 from fedkin.algorithms import Algorithm
 from fedkin.algorithms.personal import FineTuned
 from fedkin.data.federation import Federation
 from fedkin.data.target import Target
-from fedkin.engine import lanes
+from fedkin.engine import lanes, local_work
 from fedkin.engine.cohorts import Steps
 from fedkin.engine.local_work import SampleLosses
 from fedkin.engine.metrics import score
@@ -238,6 +238,25 @@ def test_losses_of_clients() -> None:
     assert scores.measure.name == "mse"
     assert scores.values[who].tolist() == pytest.approx([4 * float((values**2).mean()) for values in y])
     assert scores.worst_decile == scores.values.max(), "the worst tenth is that with the highest error"
+
+
+@pytest.mark.parametrize("gathered", [0, 60, 1 << 16])
+@pytest.mark.parametrize("lanes_of", [(), (3,)])
+def test_losses_of_one_model_are_computed_together(
+    gathered: int, lanes_of: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With any number of samples in a call they are those of each client on its own, in the order of the clients."""
+    monkeypatch.setattr(local_work, "GATHERED", gathered)
+    federation = federate(load("digits"), clients=9, size_imbalance=1.5)
+    model, who = build_model(federation), np.array([7, 0, 3, 8, 1])
+    assert len(set(federation.train.sizes[who].tolist())) > 3
+    one = torch.randn(*lanes_of, 1, model.size, generator=torch.Generator().manual_seed(2))
+    losses = SampleLosses(model, federation.train, who)
+    together, each = (
+        losses.mean(models) for models in (one.expand(*lanes_of, 5, -1), one.repeat(*[1] * len(lanes_of), 5, 1))
+    )
+    assert together.shape == (*lanes_of, 5, 1)
+    torch.testing.assert_close(together, each, rtol=1e-6, atol=1e-6)
 
 
 def test_fine_tuning_lowers_the_error_of_numbers() -> None:
