@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedkin import load, load_run
 from fedkin.algorithms.search import Between, OneOf, Search, points
 from fedkin.arena import Budget, compare
 from fedkin.arena.comparison import FINALS, _works
@@ -183,6 +184,18 @@ def test_steps_of_adam_are_searched_where_they_are_of_use() -> None:
     assert found["Ditto"].search[SEARCHED_STEP] == found["FedAvg"].search[SEARCHED_STEP] == Between(1e-4, 0.1)
     given = entrants({"local": {"optimizer": "adam", "step_size": [0.01, 1.0]}}, ["ditto"])
     assert {one.search[SEARCHED_STEP] for one in given} == {Between(0.01, 1.0)}
+
+
+def test_the_best_run_has_the_models(compared: Path) -> None:
+    """That of the best method on the first fresh seed, with the models that its clients use."""
+    found = compare(TINY, budget=SMALL, out=compared, on="process")
+    best = found.best_run
+    assert best is not None
+    assert found.answer.ranking is not None
+    assert best.label.startswith(found.answer.ranking.best.label)
+    assert best.settings["seed"] == 1
+    result = load_run(best.folder)
+    assert result.predict(load("digits").x_test[:2], client="0" if best.has_own_models else None).shape == (2,)
 
 
 def test_an_algorithm_beside_the_file_can_be_named(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """`fedkin data`, and the example of five hospitals from its files to a report."""
 
 import json
+import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -174,6 +175,10 @@ def test_a_comparison_on_a_folder(tmp_path: Path, invoke: Command) -> None:
     assert config["data"]["target"] == "readmitted"
     assert config["data"]["drop"] == "patient"
     assert config["partition"]["kinds"] == 0
+    words, _, command = done.stdout.splitlines()[-1].partition(": ")
+    assert words.startswith(("The models of the clients, by ", "The model, by "))
+    exported = invoke(*shlex.split(command)[1:], *["--out", str(tmp_path / "model")] if "--all" not in command else [])
+    assert exported.returncode == 0, exported.stderr
     shown = invoke("graph", "examples/hospitals", "--target", "readmitted", "--out", str(tmp_path))
     assert shown.returncode == 0, shown.stderr
     assert "5 clients" in shown.stdout

@@ -1,6 +1,7 @@
 """The command `fedkin`."""
 
 import errno
+import shlex
 from inspect import unwrap
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
@@ -169,6 +170,10 @@ def compare(
     section = reports.write_section(found.folder, page, f"fedkin compare {file.name if file else ''}".strip())
     for path in (*reports.write(found.folder), *section):
         console().print(f"wrote {path}", soft_wrap=True)
+    if (best := found.best_run) is not None:
+        models, each = ("The models of the clients", " --all") if best.has_own_models else ("The model", "")
+        words = f"{models}, by {best.method}: fedkin export {shlex.quote(str(found.folder / best.folder.name))}{each}"
+        console().print(words, markup=False, highlight=False, soft_wrap=True)
 
 
 @app.command("data")

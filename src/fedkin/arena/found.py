@@ -13,6 +13,7 @@ from fedkin.files import as_json, write_atomically
 from fedkin.reports.answer.contenders import field_of
 from fedkin.reports.answer.sentences import Answer, answer_of
 from fedkin.reports.report import conclusion_html, conclusion_text
+from fedkin.reports.run import Run
 from fedkin.reports.runs import collect
 from fedkin.types import Record
 
@@ -73,6 +74,12 @@ class Comparison:
     def answer(self) -> Answer:
         """The answer: `headline`, `details` and `cautions`, and the numbers behind them."""
         return answer_of(field_of(collect(self.folder)))
+
+    @property
+    def best_run(self) -> Run | None:
+        """The run of the best method on the first of the fresh seeds; None if no run has finished."""
+        ranking = self.answer.ranking
+        return ranking.best.runs[0] if ranking is not None else None
 
     def __str__(self) -> str:
         return conclusion_text(collect(self.folder), width=LINE_WIDTH)

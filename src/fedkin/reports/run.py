@@ -154,6 +154,11 @@ class Run:
         return self._last("final_tuned_worst_decile", "tuned_worst_decile")
 
     @property
+    def has_own_models(self) -> bool:
+        """Whether clients use models of their own, which `fedkin export --all` writes."""
+        return math.isfinite(self.own_value)
+
+    @property
     def used_value(self) -> float:
         """The main measure of the models that clients use: their own if they have any, else the global one."""
         return self.final_value if math.isnan(own := self.own_value) else own
