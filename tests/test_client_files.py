@@ -87,6 +87,7 @@ def test_what_a_comparison_takes(tmp_path: Path) -> None:
         (None, {"north": arrays()["north"]}, "of two clients or more"),
         (None, list(arrays().values()), "a dictionary from names to data"),
         (None, {"a": (1, 2, 3), "b": (1, 2, 3)}, "client 'a' is not a pair"),
+        (fedkin.from_clients(arrays()), None, "a Federation cannot be compared on"),
     ):
         with pytest.raises(BadInput, match=words):
             federation_settings(source, clients, None, tmp_path)  # type: ignore[arg-type]

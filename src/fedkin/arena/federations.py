@@ -19,6 +19,11 @@ def federation_settings(source: Source, clients: Mapping[str, Any] | None, targe
     clients  in memory, by name; then `source` has the other settings
     target   of data: the column to be predicted
     """
+    if not isinstance(source, str | Path | Mapping | None):
+        raise BadInput(
+            f"a {type(source).__name__} cannot be compared on, as every seed divides the samples anew: give clients = "
+            "a dictionary of data frames or pairs of arrays, a folder, a table, or settings"
+        )
     about = {"target": target} if target is not None else {}
     if clients is None:
         if isinstance(source, Mapping):
