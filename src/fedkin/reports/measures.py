@@ -10,6 +10,9 @@ from fedkin.reports.run import Run
 from fedkin.reports.tables import NEVER, Cell
 
 
+MOST_DIGITS = 6  # of a mean with its spread
+
+
 @dataclass(frozen=True)
 class ResultColumn:
     """A column of results: the value of a run, its formats, and whether small or large is better."""
@@ -37,7 +40,7 @@ class ResultColumn:
         spread = math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1))
         if standard_error:
             spread /= math.sqrt(len(values))
-        form = with_decimals_of(self.many, spread)
+        form = with_decimals_of(self.many, mean, spread)
         text = f"{printed(form, mean)} ± {printed(form, spread).removeprefix('+')}{self.unit}"
         return Cell(text + part, mean, spread, count)
 
@@ -62,15 +65,20 @@ def printed(form: str, value: float) -> str:
     return form.format(value).removesuffix("%")
 
 
-def with_decimals_of(form: str, spread: float) -> str:
+def with_decimals_of(form: str, mean: float, spread: float) -> str:
     """A format of significant digits as one of decimals: those of two digits of a spread, for it and its mean.
 
-    >>> with_decimals_of("{:+.4g}", 0.0123), with_decimals_of("{:.4g}", 345.6), with_decimals_of("{:.1%}", 0.1)
-    ('{:+.3f}', '{:.0f}', '{:.1%}')
+    The mean has six digits at most: the spread of seeds that give the same is a rounding error.
+
+    >>> with_decimals_of("{:+.4g}", 0.5, 0.0123), with_decimals_of("{:.4g}", 1024.5, 345.6)
+    ('{:+.3f}', '{:.0f}')
+    >>> with_decimals_of("{:.4g}", 96.7, 1e-13), with_decimals_of("{:.1%}", 0.5, 0.1)
+    ('{:.4f}', '{:.1%}')
     """
     if not form.endswith("g}") or not spread:
         return form
-    decimals = max(0, 1 - math.floor(math.log10(spread)))
+    most = MOST_DIGITS - 1 - math.floor(math.log10(abs(mean))) if mean else MOST_DIGITS
+    decimals = max(0, min(1 - math.floor(math.log10(spread)), most))
     return f"{form[: form.index('.')]}.{decimals}f}}"
 
 
