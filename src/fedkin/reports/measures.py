@@ -9,7 +9,6 @@ from fedkin.reports.groups import problem_of
 from fedkin.reports.run import Run
 from fedkin.reports.tables import NEVER, Cell
 
-
 MOST_DIGITS = 6  # of a mean with its spread
 
 
