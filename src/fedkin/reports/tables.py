@@ -73,9 +73,10 @@ class Table:
         yield shown
 
     def _widths(self, room: int) -> list[int] | None:
-        """Widths of the columns where not all fit side by side: the widest give way, names and numbers last.
+        """Widths of the columns where not all fit side by side: titles of numbers are wrapped first, then texts.
 
-        None if all fit, or if not even the words do: Rich decides then.
+        A wrapped title costs a line or two, a wrapped text one in every row; numbers are wrapped last. None if all fit,
+        or if not even the words do: Rich decides then.
         """
         room -= GAP * len(self.columns)
         columns = [[title, *(row[k].text for row in self.cells)] for k, title in enumerate(self.columns)]
@@ -89,7 +90,8 @@ class Table:
         if least is None or sum(widths) <= room:
             return None
         while sum(widths) > room:
-            widths[max(range(len(widths)), key=lambda k: widths[k] if widths[k] > least[k] else 0)] -= 1
+            free = [k for k in range(len(widths)) if widths[k] > least[k]]
+            widths[max(free, key=lambda k: (kept[k] == (least is not words), widths[k]))] -= 1
         return widths
 
     def markdown(self) -> str:
