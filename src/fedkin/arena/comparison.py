@@ -19,6 +19,7 @@ from fedkin.errors import BadInput
 from fedkin.experiments.data_sections import Settings
 from fedkin.experiments.grid import Plan
 from fedkin.experiments.places import CORES, Place, place_named
+from fedkin.experiments.preparation import Preparation
 from fedkin.experiments.results import TRIALS_FILE, Result
 from fedkin.experiments.run import run_plans
 from fedkin.files import as_json
@@ -65,12 +66,15 @@ def compare(
     samples are run again on fresh seeds, whose test results are compared. Interrupted comparisons continue.
     """
     allowed = budget if isinstance(budget, Budget) else budget_of(budget)
-    out, data = Path(out), Path(data) if data else None
-    question = question_of(federation_settings(source, clients, target, out), algorithms, allowed, overrides, data)
+    out = Path(out)
+    preparation = Preparation(Path(data) if data else None)  # data are loaded once, for all stages
+    given = federation_settings(source, clients, target, out)
+    question = question_of(given, algorithms, allowed, overrides, preparation)
     folder, tuning_folder = out / question.name, out / f"{question.name}-tuning"
     with phases_watched() if show is None else nullcontext(show) as shown, place_named(on) as place:
         phases = Phases(_works(len(question.methods), allowed, question.rounds), shown)
-        carried_out = partial(run_plans, out=out, data=data, listener=phases, on=place)
+        preparation.listener = phases
+        carried_out = partial(run_plans, out=out, on=place, preparation=preparation)
         chosen = _tuned(question, allowed, tuning_folder, phases, carried_out, fresh)
         phases.next(FINALS)
         finals = [_finals(question, entry, allowed) for entry in chosen]

@@ -48,9 +48,12 @@ class Question:
 
 
 def question_of(
-    source: Source, names: Sequence[str], budget: Budget, overrides: Sequence[str], data: Path | None
+    source: Source, names: Sequence[str], budget: Budget, overrides: Sequence[str], preparation: Preparation
 ) -> Question:
-    """What a file or settings describe, with these methods (none: those of the file, or the usual ones)."""
+    """What a file or settings describe, with these methods (none: those of the file, or the usual ones).
+
+    preparation  for what settings allow
+    """
     settings, beside = settings_with(source, overrides)
     _check_one_federation(settings)
     if isinstance(seeds := settings.get("seed"), list) and seeds:  # as `fedkin run` takes them
@@ -67,7 +70,7 @@ def question_of(
             name, fit, _common(settings, rounds, _private_runs(fit, budget)), seed, rounds, beside, left_out
         )
 
-    left_out = _unfit(with_methods(methods, {}), Preparation(data))
+    left_out = _unfit(with_methods(methods, {}), preparation)
     return with_methods([one for one in methods if one.label not in left_out], left_out)
 
 

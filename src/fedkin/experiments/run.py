@@ -191,11 +191,14 @@ def run_plans(
     listener: Listener | None = None,
     fresh: bool = False,
     on: str | Place | None = None,
+    preparation: Preparation | None = None,
 ) -> list[Result]:
-    """Run all these runs; see `run`."""
-    out, listener = Path(out), listener or Silent()
-    listener.grid(len(todo))
-    preparation = Preparation(Path(data) if data else None, listener)
+    """Run all these runs; see `run`.
+
+    preparation  with data that are loaded, and the listener, in place of both
+    """
+    out, preparation = Path(out), preparation or Preparation(Path(data) if data else None, listener or Silent())
+    preparation.listener.grid(len(todo))
     _Runs(_of_one_federation(todo)[0], out, preparation, fresh)  # settings and data are known to be sound
     records.write_plan(out / todo[0].config.name, [plan.name for plan in todo])
     told: list[str] = []
