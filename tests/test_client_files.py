@@ -11,8 +11,10 @@ import pytest
 import fedkin
 from fedkin.arena import Budget, compare
 from fedkin.arena.federations import federation_settings
+from fedkin.data import client_files
 from fedkin.data.client_files import write_clients
 from fedkin.errors import BadInput
+from fedkin.files import write_atomically
 
 NAMES = ("north", "St. Mary", "ward 10")
 
@@ -40,7 +42,7 @@ def same(one: fedkin.Federation, other: fedkin.Federation) -> bool:
 
 def test_arrays_are_read_as_they_were(tmp_path: Path) -> None:
     write_clients(arrays(), tmp_path / "c")
-    assert {path.name for path in (tmp_path / "c").iterdir()} == {f"{name}.npz" for name in NAMES}
+    assert files(tmp_path / "c") == {f"{name}.npz" for name in NAMES}
     there = fedkin.from_folder(tmp_path / "c", seed=4)
     assert same(there, fedkin.from_clients({name: arrays()[name] for name in there.train.names}, seed=4))
 
@@ -57,11 +59,45 @@ def test_frames_are_read_as_they_were(tmp_path: Path, kind: str) -> None:
     assert same(there, fedkin.from_clients({name: frames()[name] for name in there.train.names}, target="died", seed=4))
 
 
+def files(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir() if not path.name.startswith(".")}
+
+
 def test_clients_that_are_no_longer_there_are_removed(tmp_path: Path) -> None:
     write_clients(arrays(), tmp_path / "c")
-    (tmp_path / "c" / "notes.txt").write_text("kept")
     write_clients({name: frame for name, frame in frames().items() if name != "north"}, tmp_path / "c")
-    assert {path.name for path in (tmp_path / "c").iterdir()} == {"St. Mary.parquet", "ward 10.parquet", "notes.txt"}
+    assert files(tmp_path / "c") == {"St. Mary.parquet", "ward 10.parquet"}
+
+
+def test_files_of_others_are_neither_mixed_with_ours_nor_removed(tmp_path: Path) -> None:
+    """In a folder that was there before, and in ours; in the middle of a call, too."""
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "east.npz").write_text("precious")
+    with pytest.raises(BadInput, match=r"holds east\.npz, which no comparison has written"):
+        write_clients(arrays(), tmp_path / "theirs")
+    assert files(tmp_path / "theirs") == {"east.npz"}
+    write_clients(arrays(), tmp_path / "ours")
+    (tmp_path / "ours" / "notes.txt").write_text("precious")
+    with pytest.raises(BadInput, match=r"holds notes\.txt"):
+        write_clients(frames(), tmp_path / "ours")
+    assert files(tmp_path / "ours") == {*(f"{name}.npz" for name in NAMES), "notes.txt"}
+
+
+def test_a_call_that_is_cut_off_can_be_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_clients(arrays(), tmp_path / "c")
+    whole, calls = write_atomically, iter(range(9))
+
+    def cut_off(path: Path, content: bytes) -> None:
+        if next(calls) == 2:  # the list and one client are written
+            raise KeyboardInterrupt
+        whole(path, content)
+
+    monkeypatch.setattr(client_files, "write_atomically", cut_off)
+    with pytest.raises(KeyboardInterrupt):
+        write_clients(frames(), tmp_path / "c")
+    monkeypatch.undo()
+    write_clients(frames(), tmp_path / "c")
+    assert files(tmp_path / "c") == {f"{name}.parquet" for name in NAMES}
 
 
 @pytest.mark.parametrize("name", ["a/b", "..", "", " ", "a\0b", "what?"])
@@ -91,6 +127,16 @@ def test_what_a_comparison_takes(tmp_path: Path) -> None:
     ):
         with pytest.raises(BadInput, match=words):
             federation_settings(source, clients, None, tmp_path)  # type: ignore[arg-type]
+
+
+def test_names_and_sections_are_checked_before_anything_is_written(tmp_path: Path) -> None:
+    for settings, words in (
+        ({"name": "../x"}, "usable as the name of a folder"),
+        ({"name": "x", "data": "digits"}, "data = 'digits' is not valid"),
+    ):
+        with pytest.raises(BadInput, match=words):
+            federation_settings(settings, arrays(), "died", tmp_path / "out")
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_comparison_of_clients_in_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

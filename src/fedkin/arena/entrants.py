@@ -109,7 +109,9 @@ def _tables(given: Any) -> list[Settings]:
 
 def _entrant(table: Settings, settings: Settings) -> Entrant:
     kind, name = algorithm_named(table["name"]), table["name"]
-    is_adam = {**settings.get("local", {}), **table.get("local", {})}.get("optimizer") == "adam"
+    if not isinstance(own := table.get("local", {}), dict):
+        raise BadInput(f"local of the algorithm '{name}' must be a table of keys, not {own!r}")
+    is_adam = {**settings.get("local", {}), **own}.get("optimizer") == "adam"
     known = set(knobs(name))
     fixed: Settings = {}
     search: dict[str, Search] = {}
@@ -126,9 +128,9 @@ def _entrant(table: Settings, settings: Settings) -> Entrant:
         if key not in fixed and where not in search:
             search[where] = ADAM_STEPS if is_adam and where == SEARCHED_STEP else usual
     general = settings.get("local", {}).get("step_size")
-    if isinstance(general, list) and "step_size" not in table.get("local", {}):
+    if isinstance(general, list) and "step_size" not in own:
         numbers = [float(one) for one in general if isinstance(one, int | float)]
-        search[SEARCHED_STEP] = Between(min(numbers), max(numbers)) if len(numbers) > 1 else OneOf(tuple(general))
+        search[SEARCHED_STEP] = Between(min(numbers), max(numbers)) if len(numbers) > 1 else _listed(general)
     if isinstance(fixed.get("local"), dict) and "step_size" in fixed["local"]:
         search.pop(SEARCHED_STEP, None)
     first = {SEARCHED_STEP: search[SEARCHED_STEP]} if SEARCHED_STEP in search else {}

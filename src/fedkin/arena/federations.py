@@ -7,7 +7,7 @@ from typing import Any
 from fedkin.data.client_files import write_clients
 from fedkin.errors import BadInput
 from fedkin.experiments.data_sections import Settings
-from fedkin.experiments.grid import experiment_of
+from fedkin.experiments.grid import experiment_of, plans
 
 Source = Path | str | Mapping[str, Any] | None
 
@@ -34,9 +34,16 @@ def federation_settings(source: Source, clients: Mapping[str, Any] | None, targe
     if not isinstance(clients, Mapping) or len(clients) < 2:
         raise BadInput("clients is a dictionary from names to data, of two clients or more: give all of them")
     settings = {"name": "clients", **(source or {})}
-    folder = write_clients(clients, out / f"{settings['name']}-data")
-    return _with_data(settings, {"source": str(folder), **about})
+    plans({"name": settings["name"]})  # is it usable as the name of a folder?
+    folder = out / f"{settings['name']}-data"
+    settings = _with_data(settings, {"source": str(folder), **about})
+    write_clients(clients, folder)
+    return settings
 
 
 def _with_data(settings: Mapping[str, Any], about: Settings) -> Settings:
-    return {**settings, "data": {**settings.get("data", {}), **about}} if about else dict(settings)
+    if not about:
+        return dict(settings)
+    if not isinstance(section := settings.get("data", {}), Mapping):
+        raise BadInput(f"data = {section!r} is not valid: give a dictionary, such as {{'source': 'digits'}}")
+    return {**settings, "data": {**section, **about}}

@@ -52,17 +52,20 @@ def question_of(
 ) -> Question:
     """What a file or settings describe, with these methods (none: those of the file, or the usual ones).
 
+    All settings but those of algorithms are checked first, with the words of `fedkin run`.
+
     preparation  for what settings allow
     """
     settings, beside = settings_with(source, overrides)
+    name = f"{settings.get('name', 'experiment')}-compared"
     _check_one_federation(settings)
-    if isinstance(seeds := settings.get("seed"), list) and seeds:  # as `fedkin run` takes them
+    plans({**{key: value for key, value in settings.items() if key != "algorithm"}, "name": name}, beside=beside)
+    if isinstance(seeds := settings.get("seed"), list):  # as `fedkin run` takes them
         settings = {**settings, "seed": seeds[0]}
     if source is None:  # the embedded experiment shows a few methods, with some of their settings
         settings = {key: value for key, value in settings.items() if key != "algorithm"}
     with modules_beside(beside):
         methods = entrants(settings, names)
-    name = f"{settings.get('name', 'experiment')}-compared"
     seed, rounds = int(settings.get("seed", 0)), int(settings.get("rounds", 100))
 
     def with_methods(fit: Sequence[Entrant], left_out: Mapping[str, str]) -> Question:
@@ -94,19 +97,22 @@ def _check_one_federation(settings: Settings) -> None:
             raise BadInput(f"{key} has several values, and a comparison has one: choose it with --set {key}=…")
     for section in FEDERATION:
         table = settings.get(section, {})
-        listed = [key for key, value in table.items() if isinstance(value, list)] if isinstance(table, dict) else [""]
-        listed = [key for key in listed if (section, key) != NEVER_A_LIST]
+        listed = [""] if isinstance(table, list) else [key for key in _lists(table) if (section, key) != NEVER_A_LIST]
         if listed:
             raise BadInput(
                 f"{section}{'.' if listed[0] else ''}{listed[0]} has several values, which are several federations: "
                 "compare one at a time, with --set"
             )
-    listed = [key for key, value in settings.get("local", {}).items() if isinstance(value, list) and key != "step_size"]
-    if listed:
+    if listed := [key for key in _lists(settings.get("local", {})) if key != "step_size"]:
         raise BadInput(
             f"local.{listed[0]} has several values: a comparison searches the step size and the numbers of "
             f"[[algorithm]]; put the list there, as local.{listed[0]}, or give one value"
         )
+
+
+def _lists(table: Any) -> list[str]:
+    """The keys of a section that have lists of values. What is no section is refused with its own words later."""
+    return [key for key, value in table.items() if isinstance(value, list)] if isinstance(table, dict) else []
 
 
 def _private_runs(methods: Sequence[Entrant], budget: Budget) -> int:

@@ -10,9 +10,9 @@ import numpy as np
 from fedkin.data.client_sources import is_frame, pairs_of
 from fedkin.data.tables import arrow_table, parquet_of
 from fedkin.errors import BadInput
-from fedkin.files import write_atomically
+from fedkin.files import as_json, json_object, write_atomically
 
-ENDINGS = (".npz", ".parquet")
+LIST = ".written.json"  # the files of a folder that are ours
 
 
 def write_clients(clients: Mapping[str, Any], folder: Path) -> Path:
@@ -20,7 +20,7 @@ def write_clients(clients: Mapping[str, Any], folder: Path) -> Path:
 
     clients  by name: a pair (features, labels) each, which become npz files, or a data frame each, which become Parquet
 
-    Files of other clients from an earlier call are removed; the folder is for nothing else.
+    Files of other clients that an earlier call has written are removed. A folder with anything else in it is refused.
     """
     names = [_file_name(name) for name in clients]
     if all(map(is_frame, clients.values())):
@@ -29,13 +29,22 @@ def write_clients(clients: Mapping[str, Any], folder: Path) -> Path:
     else:
         samples = pairs_of(clients)
         contents, ending = [_npz(x, y) for x, y in zip(samples.x, samples.y, strict=True)], ".npz"
-    folder.mkdir(parents=True, exist_ok=True)
     wanted = {f"{name}{ending}": content for name, content in zip(names, contents, strict=True)}
-    for path in folder.iterdir():
-        if path.suffix in ENDINGS and path.name not in wanted:
-            path.unlink()
+    written: list[str] = (json_object(folder / LIST) or {}).get("files", [])
+    seen = [path.name for path in folder.glob("*") if not path.name.startswith(".")]
+    if strange := sorted({*seen} - {*written}):
+        raise BadInput(
+            f"{folder} holds {strange[0]}, which no comparison has written: choose another name, or another out, or "
+            "move it elsewhere"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    # First the list, with old and new files: whenever this is cut off, all that is there is on it.
+    write_atomically(folder / LIST, as_json({"files": sorted({*written, *wanted})}).encode())
     for name, content in wanted.items():
         write_atomically(folder / name, content)
+    for name in set(written) - wanted.keys():
+        (folder / name).unlink(missing_ok=True)
+    write_atomically(folder / LIST, as_json({"files": sorted(wanted)}).encode())
     return folder
 
 
